@@ -95,5 +95,5 @@ class DFA(FeedbackEngine):
             end += 1
         delta = self.random_projection(chain, error, end)
         for link in reversed(chain.links[index + 1 : end]):
-            delta = chain.pulled(link, delta)
+            delta = chain.vjp(link, delta)
         return delta

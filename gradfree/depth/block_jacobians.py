@@ -47,9 +47,9 @@ def jacobians(links: Sequence[Link]) -> Tensor:
     live = [i for i in range(1, len(links)) if links[i].state is not None]
     identity = torch.eye(widest, dtype=result.dtype, device=result.device)
     rows = [identity[:, : width(links[i].out)].unsqueeze(1).expand(-1, batch, -1) for i in live]
-    for i, pulled in zip(live, _pull([links[i] for i in live], rows), strict=True):
-        if pulled is not None:
-            result[i - 1, ..., : pulled.shape[-1]] = pulled.transpose(0, 1)
+    for i, vjp in zip(live, _vjps([links[i] for i in live], rows), strict=True):
+        if vjp is not None:
+            result[i - 1, ..., : vjp.shape[-1]] = vjp.transpose(0, 1)
     return result
 
 
@@ -60,12 +60,12 @@ def jvps(links: Sequence[Link], tangents: Tensor) -> Tensor:
         before, link = links[i - 1], links[i]
         if link.state is not None:
             tangent = (result[:, i - 1] + tangents[:, i - 1])[..., : width(before.out)]
-            moved = _push(link, tangent.reshape(len(tangent), *before.out.shape))
+            moved = _jvps(link, tangent.reshape(len(tangent), *before.out.shape))
             result[:, i, :, : width(link.out)] = moved.reshape(*moved.shape[:1], tangents.shape[2], -1)
     return result
 
 
-def _push(link: Link, tangents: Tensor) -> Tensor:
+def _jvps(link: Link, tangents: Tensor) -> Tensor:
     """Return F_i v of N tangents v of the state before the link.
 
     The VJP is linear in its cotangent, and the VJP of that map is the JVP. So the block need not run again.
@@ -74,8 +74,8 @@ def _push(link: Link, tangents: Tensor) -> Tensor:
     source, state, given = link.source, link.state, link.writable(cotangent)
     assert state is not None
     try:
-        (pulled,) = torch.autograd.grad(source, state, given, create_graph=True)
-        (moved,) = batched_vjps([pulled], [cotangent], [tangents.to(pulled.dtype)], link.writes)
+        (vjp,) = torch.autograd.grad(source, state, given, create_graph=True)
+        (moved,) = batched_vjps([vjp], [cotangent], [tangents.to(vjp.dtype)], link.writes)
         reason = "nothing of it leads to the cotangent"
     except torch.OutOfMemoryError:
         raise
@@ -116,8 +116,8 @@ class Mixing:
             return
         first = torch.arange(batch, device=links[-1].out.device) == 0
         chosen = torch.stack([first, ~first]).unsqueeze(-1)
-        pulled = _pull(new, [_asymmetric(link.out) * chosen for link in new])
-        mixed = [first.new_zeros(()) if v is None else ((v * ~chosen).abs() > 0).any() for v in pulled]
+        vjps = _vjps(new, [_asymmetric(link.out) * chosen for link in new])
+        mixed = [first.new_zeros(()) if v is None else ((v * ~chosen).abs() > 0).any() for v in vjps]
         for link, mixes in zip(new, torch.stack(mixed).tolist(), strict=True):
             if mixes:
                 raise ChainError(
@@ -134,7 +134,7 @@ def _asymmetric(state: Tensor) -> Tensor:
     return (count * count).sin().reshape(samples(state), width(state))
 
 
-def _pull(links: Sequence[Link], rows: Sequence[Tensor]) -> list[Tensor | None]:
+def _vjps(links: Sequence[Link], rows: Sequence[Tensor]) -> list[Tensor | None]:
     """Return the VJPs of N cotangents (N, B, width) of each link: (N, B, width of the state before it)."""
     if not links:
         return []
@@ -142,8 +142,8 @@ def _pull(links: Sequence[Link], rows: Sequence[Tensor]) -> list[Tensor | None]:
     cotangents = [row.reshape(len(row), *link.out.shape).to(link.out.dtype) for link, row in pairs]
     with local_backward(span(links[::-1]), cotangents):
         writes = any(link.writes for link in links)
-        pulled = batched_vjps([link.out for link in links], [link.state for link in links], cotangents, writes)
-    return [v if v is None else v.unsqueeze(1) if v.dim() == 2 else v.flatten(2) for v in pulled]
+        vjps = batched_vjps([link.out for link in links], [link.state for link in links], cotangents, writes)
+    return [v if v is None else v.unsqueeze(1) if v.dim() == 2 else v.flatten(2) for v in vjps]
 
 
 def _wide_dtype(links: Sequence[Link]) -> torch.dtype:

@@ -164,33 +164,33 @@ class DepthChain(Chain):
         """Return e_i + δ_{i+1} (F_{i+1} - K_{i+1}): one autograd call over all links' separate graphs."""
         live = [i for i in reversed(range(1, len(self))) if delta[i] is not None and self.links[i].state is not None]
         result = list(direct)
-        for i, v in zip(live, self._pull_links(live, [delta[i] for i in live]), strict=True):
+        for i, v in zip(live, self._link_vjps(live, [delta[i] for i in live]), strict=True):
             known = times(delta[i], factors[i])
             result[i - 1] = plus(result[i - 1], plus(v, None if known is None else -known))
         return result
 
-    def _pull_links(self, live: Sequence[int], delta: Sequence[Cotangent]) -> list[Cotangent]:
+    def _link_vjps(self, live: Sequence[int], delta: Sequence[Cotangent]) -> list[Cotangent]:
         """Return δ_i F_i of the links ``live``; each must depend on the state before it."""
         result: list[Cotangent] = []
         for group in _groups(range(len(live))):
             links, cotangents = [self.links[live[i]] for i in group], [delta[i] for i in group]
             with local_backward(span(links), cotangents):
-                pulled = torch.autograd.grad(
+                vjps = torch.autograd.grad(
                     [link.source for link in links],  # type: ignore[arg-type]
                     [link.state for link in links],  # type: ignore[arg-type]
                     [link.writable(d) for link, d in zip(links, cotangents, strict=True)],  # type: ignore[arg-type]
                     retain_graph=True,
                     allow_unused=True,
                 )
-            result += pulled
+            result += vjps
         return result
 
     def vjps(self, indices: Sequence[int], delta: Sequence[Cotangent]) -> list[Cotangent]:
         """Return δ_i F_i of the links ``indices``, in one autograd call."""
         result: list[Cotangent] = [None] * len(indices)
         live = [n for n, i in enumerate(indices) if delta[n] is not None and self.links[i].state is not None]
-        pulled = self._pull_links([indices[n] for n in reversed(live)], [delta[n] for n in reversed(live)])
-        for n, v in zip(reversed(live), pulled, strict=True):
+        vjps = self._link_vjps([indices[n] for n in reversed(live)], [delta[n] for n in reversed(live)])
+        for n, v in zip(reversed(live), vjps, strict=True):
             result[n] = v
         return result
 
@@ -200,14 +200,14 @@ class DepthChain(Chain):
         delta: Cotangent = None
         for i in reversed(range(len(self))):
             link, delta = self.links[i], plus(direct[i], delta)
-            pulled: Cotangent = None
+            vjp: Cotangent = None
             factor: Factor = 0.0
             if delta is not None and link.state is not None:
-                (pulled,) = self._pull_links([i], [delta])
-                if pulled is not None and pulled.shape == link.out.shape:
-                    factor = residual_of(pulled.shape, link, self.declared)
-            found.append(LinkFindings.of_link(link.path, factor, delta, pulled))
-            delta = pulled
+                (vjp,) = self._link_vjps([i], [delta])
+                if vjp is not None and vjp.shape == link.out.shape:
+                    factor = residual_of(vjp.shape, link, self.declared)
+            found.append(LinkFindings.of_link(link.path, factor, delta, vjp))
+            delta = vjp
         return found[::-1]
 
     def vectors(self, cotangents: Sequence[Cotangent]) -> Tensor:

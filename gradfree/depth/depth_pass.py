@@ -35,7 +35,7 @@ from torch.autograd.graph import get_gradient_edge
 from gradfree.algebra.cotangents import Cotangent, plus
 from gradfree.chains.chain import ChainGradients
 from gradfree.depth.depth_chain import Attached, DepthChain, Trained
-from gradfree.depth.link import Link, add_inside, added, check_untouched, pull_extra
+from gradfree.depth.link import Link, add_extra_vjps, add_inside, added, check_untouched
 from gradfree.depth.nodes import EXIT, ONLY_INSIDE, Anchor, Entry, Exit, Start
 from gradfree.errors import ChainError
 from gradfree.torchside.graph import walk
@@ -192,7 +192,7 @@ class DepthPass:
         self._direct, self._extra, self._inside = [], {}, []
         total = ChainGradients(None, [None] * len(self.inputs), [None] * len(self.parameters))
         if extra:
-            total = pull_extra(self.links, self.parameters, extra, direct, total)
+            total = add_extra_vjps(self.links, self.parameters, extra, direct, total)
         for index, number, cotangent in inside:
             total = add_inside(direct, total, index, number, cotangent)
         last = max((i for i, e in enumerate(direct) if e is not None), default=None)

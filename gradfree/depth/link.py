@@ -177,7 +177,7 @@ def refuse_converted(links: Sequence[Link], parameter: Tensor) -> None:
             )
 
 
-def pull_extra(
+def add_extra_vjps(
     links: Sequence[Link],
     parameters: Sequence[Tensor],
     given: Mapping[tuple[int, int], Tensor],

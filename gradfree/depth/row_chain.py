@@ -134,10 +134,10 @@ class RowChain(DepthChain):
     ) -> Tensor:
         """Return e_i + δ_{i+1} (F_{i+1} - K_{i+1}): one call for all links."""
         with local_backward(self._span, ()):
-            pulled = self._batch.pull(delta)
+            vjps = self._batch.vjps(delta)
         if not is_number(factors[-1], 0.0):
-            pulled = pulled - delta * factors[-1]
-        terms = torch.cat([pulled[1:], pulled.new_zeros(1, *pulled.shape[1:])])
+            vjps = vjps - delta * factors[-1]
+        terms = torch.cat([vjps[1:], vjps.new_zeros(1, *vjps.shape[1:])])
         for i, e in enumerate(direct):
             if e is not None:
                 terms[i] += e

@@ -107,7 +107,7 @@ class LayerChain(DepthChain):
         cotangent = direct[-1]
         assert cotangent is not None  # The pass leaves out links after the last state with a cotangent.
         for link in reversed(self.links[self.last + 1 :]):
-            cotangent = self.pulled(link, cotangent)
+            cotangent = self.vjp(link, cotangent)
         return cotangent
 
     def survey(self, direct: Sequence[Cotangent]) -> list[LinkFindings]:
@@ -162,7 +162,7 @@ class LayerChain(DepthChain):
                 error = adjoint(link.block, error, self.shape(i))
         return error
 
-    def pulled(self, link: Link, cotangent: Tensor) -> Tensor:
+    def vjp(self, link: Link, cotangent: Tensor) -> Tensor:
         """Return ``cotangent`` times the exact Jacobian of ``link``."""
         if link.state is None:
             raise ChainError(
@@ -234,7 +234,7 @@ class LayerChain(DepthChain):
                     second = link.block.forward(second)
             elif role is Role.DROPOUT:
                 # Dropout is linear, and its Jacobian contains the mask.
-                second = self.pulled(link, second)
+                second = self.vjp(link, second)
             else:
                 second = link.block.forward(second)
 
@@ -256,7 +256,7 @@ class LayerChain(DepthChain):
                 return
             if role is Role.DROPOUT or (role is Role.POINTWISE and tangent):
                 # Both Jacobians are diagonal, so equal to their transposes; that of dropout contains the mask.
-                shift = self.pulled(link, shift).to(shift.dtype)
+                shift = self.vjp(link, shift).to(shift.dtype)
             elif role not in (Role.POINTWISE, Role.MAX):
                 shift = linear_part(link.block, shift)
             else:
@@ -273,7 +273,7 @@ class LayerChain(DepthChain):
             return link.out.detach()
         x = self._entered(index - 1)
         # Dropout is linear, and its Jacobian contains the mask.
-        return self.pulled(link, x) if self.roles[index - 1] is Role.DROPOUT else self.recording.run_again(link, x).out
+        return self.vjp(link, x) if self.roles[index - 1] is Role.DROPOUT else self.recording.run_again(link, x).out
 
     def add_compared(self, compared: Iterable[ComparedLayer], error: Tensor, total: ChainGradients) -> None:
         """Add the gradients of all layers of :meth:`compare_passes` to ``total``, one layer at a time.

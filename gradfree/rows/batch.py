@@ -46,10 +46,10 @@ class Batch:
         with torch.enable_grad():
             self.out = run(stacked, self.inputs)
 
-    def pull(self, cotangents: Tensor) -> Tensor:
+    def vjps(self, cotangents: Tensor) -> Tensor:
         """Return the VJPs of ``cotangents``, (N, ...), with respect to the inputs; keeps the graph."""
-        (pulled,) = torch.autograd.grad(self.out, self.inputs, cotangents, retain_graph=True, materialize_grads=True)
-        return pulled
+        (vjps,) = torch.autograd.grad(self.out, self.inputs, cotangents, retain_graph=True, materialize_grads=True)
+        return vjps
 
     def gradients(self, cotangents: Tensor, keep: bool) -> tuple[dict[str, Tensor | None], Tensor]:
         """Return the VJPs of ``cotangents`` with respect to the weights, stacked, by name, and to the inputs."""

@@ -219,8 +219,8 @@ MUTANTS = (
         "algorithms/parallel/test_deeppcr.py",
         (
             "gradfree/depth/block_jacobians.py",
-            "result[i - 1, ..., : pulled.shape[-1]]",
-            "result[-i, ..., : pulled.shape[-1]]",
+            "result[i - 1, ..., : vjp.shape[-1]]",
+            "result[-i, ..., : vjp.shape[-1]]",
         ),
     ),
     mutant(

@@ -95,7 +95,7 @@ MUTANTS = (
         "algorithms/test_foton_second_pass.py algorithms/test_pepita.py algorithms/test_foton.py",
         (
             LAYERS,
-            "and its Jacobian contains the mask.\n                second = self.pulled(link, second)",
+            "and its Jacobian contains the mask.\n                second = self.vjp(link, second)",
             "and not drawn again.\n                second = link.block.forward(second)",
         ),
     ),
@@ -155,7 +155,7 @@ MUTANTS = (
     mutant(
         "direct feedback does not go through a layer's own activation",
         "algorithms/test_feedback_alignment.py",
-        ("algorithms/dfa.py", "            delta = chain.pulled(link, delta)\n", "            pass\n"),
+        ("algorithms/dfa.py", "            delta = chain.vjp(link, delta)\n", "            pass\n"),
     ),
     mutant(
         "feedback is drawn anew in each pass",

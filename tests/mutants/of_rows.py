@@ -25,7 +25,7 @@ MUTANTS = (
     mutant(
         "a batch adds K where it is to be subtracted from F",
         AS_ONE_BY_ONE,
-        (DEPTH, "pulled = pulled - delta * factors[-1]", "pulled = pulled + delta * factors[-1]"),
+        (DEPTH, "vjps = vjps - delta * factors[-1]", "vjps = vjps + delta * factors[-1]"),
     ),
     mutant(
         "a batch is not checked against the outputs of the pass",
