@@ -78,7 +78,7 @@ class _Blocks(Function):
             before, out = version(given), block(given)
             if type(out) is not Tensor or out.shape != state.shape or out.dtype is not state.dtype:
                 raise ChainError(
-                    f"{path} does not return a state like the one it was given. Attach with batched=False."
+                    f"{path} returns a state of another shape or dtype than its input. Attach with batched=False."
                 )
             if version(given) != before:
                 raise ChainError(f"{path} changes its state in place. Attach with batched=False.")

@@ -157,11 +157,11 @@ class RankPass:
 
     @property
     def _entry(self) -> str:
-        return f"the state behind {self._blocks[self._run.start - 1]}"
+        return f"the state after {self._blocks[self._run.start - 1]}"
 
     @property
     def _exit(self) -> str:
-        return f"the state behind {self._blocks[self._run.stop - 1]}"
+        return f"the state after {self._blocks[self._run.stop - 1]}"
 
     def _begin(self, index: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
         if index != self._next:
