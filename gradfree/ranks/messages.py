@@ -59,7 +59,7 @@ class Messages:
 
     def __deepcopy__(self, memo: Any) -> NoReturn:
         """Raise: with two copies of a model, a rank could receive the messages of the other copy."""
-        raise ChainError("a model that is split across ranks cannot be copied. Copy it first, then call layer_parallel.")
+        raise ChainError("a model split across ranks cannot be copied. Copy it first, then call layer_parallel.")
 
     def agree(self, facts: dict[str, Any]) -> None:
         """Check that all ranks have the same ``facts``.

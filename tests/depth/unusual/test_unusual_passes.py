@@ -85,7 +85,7 @@ def test_the_site_says_why_a_chain_is_split(name):
 
 
 @contextmanager
-def skip_connections_alone(blocks) -> Iterator[None]:
+def only_skip_connections(blocks) -> Iterator[None]:
     """Make autograd use only the skip connection of each block except the first."""
 
     def enter(block, given):
@@ -105,7 +105,7 @@ def skip_connections_alone(blocks) -> Iterator[None]:
 def test_without_iterations_gradients_are_those_of_the_skip_connections(name):
     run, block, *_ = PASSES[name]
     net, x = fresh(block)
-    with skip_connections_alone(net.blocks):
+    with only_skip_connections(net.blocks):
         expected = outcome(net, x, run)
     net, x = fresh(block)
     with gradfree.create_engine("highway_bp", iterations=0).attach(net, ["blocks"]):

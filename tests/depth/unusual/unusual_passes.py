@@ -6,7 +6,7 @@ from unusual_nets import LENGTH, SAMPLES, WIDTH, Closed, Given, Handing, InPlace
 from gradfree import ChainError
 
 
-def an_operation_between_two_stretches(net, x):
+def an_operation_between_two_runs_of_blocks(net, x):
     h = net.stem(x)
     for block in net.blocks[:2]:
         h = block(h)
@@ -16,7 +16,7 @@ def an_operation_between_two_stretches(net, x):
     net.loss(h).backward()
 
 
-def blocks_gone_through_twice(net, x):
+def blocks_that_run_twice(net, x):
     h = net.stem(x)
     for _ in range(2):
         for block in net.blocks:
@@ -50,7 +50,7 @@ def a_weight_used_before_the_chain(net, x):
     net.loss(states[-1]).backward()
 
 
-def a_weight_used_behind_the_chain(net, x):
+def a_weight_used_after_the_chain(net, x):
     h = net.states(x)[-1]
     net.loss(h @ net.blocks[3].linear.weight).backward()
 
@@ -69,7 +69,7 @@ def a_loss_on_every_state(net, x):
     sum(net.loss(h) * i for i, h in enumerate(net.states(x))).backward()
 
 
-def an_auxiliary_loss_alone(net, x):
+def only_an_auxiliary_loss(net, x):
     net.loss(net.states(x)[2]).backward()
 
 
@@ -117,7 +117,7 @@ def two_passes_in_turns(net, x):
     net.loss(first).backward()
 
 
-def a_pass_that_is_let_go_of(net, x):
+def a_pass_that_is_dropped(net, x):
     net.states(x)
     with torch.no_grad():
         net.states(x)
@@ -133,7 +133,7 @@ def a_state_that_retains_its_gradient(net, x):
     return [h.grad for h in states[1:]]
 
 
-def a_state_that_retains_its_gradient_behind_the_pass(net, x):
+def a_state_that_retains_its_gradient_after_the_pass(net, x):
     states = net.states(x)
     states[2].retain_grad()
     (net.loss(states[-1]) + states[2].sum()).backward()
@@ -146,7 +146,7 @@ def a_hook_that_changes_the_gradient_of_a_state(net, x):
     (net.loss(states[-1]) + states[2].sum()).backward()
 
 
-def a_hook_behind_blocks_that_return_what_they_are_given(net, x):
+def a_hook_after_blocks_that_return_their_input(net, x):
     states = net.states(x)
     states[3].register_hook(lambda gradient: gradient * 3)
     (net.loss(states[-1]) + states[1].pow(2).sum()).backward()
@@ -162,7 +162,7 @@ def the_gradient_of_the_last_state(net, x):
     return torch.autograd.grad(net.loss(h), [h])
 
 
-def the_gradient_of_the_last_state_beside_what_its_block_returned(net, x):
+def the_gradient_of_a_last_state_with_extra_outputs(net, x):
     h, beside = net.stem(x), 0.0
     for block in net.blocks:
         h, extra = block(h)
@@ -170,7 +170,7 @@ def the_gradient_of_the_last_state_beside_what_its_block_returned(net, x):
     return torch.autograd.grad(net.loss(h) + beside, [h])
 
 
-def a_loss_on_what_blocks_return_beside_their_states(net, x):
+def a_loss_on_extra_outputs(net, x):
     h, beside = net.stem(x), 0.0
     for block in net.blocks:
         h, extra = block(h)
@@ -210,7 +210,7 @@ def everything_frozen_but_the_head(net, x):
     net.loss(net.states(x)[-1]).backward()
 
 
-def a_block_frozen_behind_the_pass(net, x):
+def a_block_frozen_after_the_pass(net, x):
     loss = net.loss(net.states(x)[-1])
     net.blocks[1].requires_grad_(False)
     loss.backward()
@@ -235,7 +235,7 @@ def a_chain_in_branches(net, x):
     net.loss(d(b(first)) + c(first)).backward()
 
 
-def an_input_that_first_appears_behind_the_first_block(net, x):
+def an_input_that_first_appears_after_the_first_block(net, x):
     side = torch.sigmoid(x * net.scale)
     one = torch.ones(WIDTH)
     net.loss(net.states(x, one, side, side, one)[-1]).backward()
@@ -311,17 +311,17 @@ def the_usual_pass(net, x):
 # The block, the largest number of block calls, and whether all links are one chain of x + g(x) from h_0 on.
 CHAINS = {
     the_usual_pass: (Residual, 4, True),
-    an_operation_between_two_stretches: (Residual, 4, False),
-    blocks_gone_through_twice: (Residual, 8, False),
+    an_operation_between_two_runs_of_blocks: (Residual, 4, False),
+    blocks_that_run_twice: (Residual, 8, False),
     a_repeated_block: (Residual, 4, False),
     a_skipped_block: (Residual, 3, False),
     blocks_in_reverse_order: (Residual, 4, False),
     a_weight_used_before_the_chain: (Residual, 4, True),
-    a_weight_used_behind_the_chain: (Residual, 4, True),
+    a_weight_used_after_the_chain: (Residual, 4, True),
     a_penalty_on_weights: (Residual, 4, True),
     a_loss_on_the_first_blocks_input: (Residual, 4, True),
     a_loss_on_every_state: (Residual, 4, True),
-    an_auxiliary_loss_alone: (Residual, 4, True),
+    only_an_auxiliary_loss: (Residual, 4, True),
     the_taps_backward_first: (Residual, 4, True),
     the_last_states_backward_first: (Residual, 4, True),
     a_tap_of_a_graph_that_is_freed: (Residual, 4, True),
@@ -329,25 +329,25 @@ CHAINS = {
     a_graph_retained_twice: (Residual, 4, True),
     two_passes_of_one_loss: (Residual, 4, True),
     two_passes_in_turns: (Residual, 4, True),
-    a_pass_that_is_let_go_of: (Residual, 4, True),
+    a_pass_that_is_dropped: (Residual, 4, True),
     a_state_that_retains_its_gradient: (Residual, 4, False),
-    a_state_that_retains_its_gradient_behind_the_pass: (Residual, 4, False),
+    a_state_that_retains_its_gradient_after_the_pass: (Residual, 4, False),
     a_hook_that_changes_the_gradient_of_a_state: (Residual, 4, False),
-    a_hook_behind_blocks_that_return_what_they_are_given: (Handing, 4, False),
+    a_hook_after_blocks_that_return_their_input: (Handing, 4, False),
     the_gradient_of_a_state: (Residual, 4, False),
     the_gradient_of_the_last_state: (Residual, 4, False),
-    the_gradient_of_the_last_state_beside_what_its_block_returned: (Returning, 4, False),
-    a_loss_on_what_blocks_return_beside_their_states: (Returning, 4, False),
+    the_gradient_of_a_last_state_with_extra_outputs: (Returning, 4, False),
+    a_loss_on_extra_outputs: (Returning, 4, False),
     a_refused_gradient_of_a_state_and_then_backward: (Residual, 4, True),
     the_gradient_of_some_parameters: (Residual, 4, True),
     all_blocks_frozen: (Residual, 4, True),
     everything_frozen_but_one_block: (Residual, 4, True),
     everything_frozen_but_the_head: (Residual, 4, True),
-    a_block_frozen_behind_the_pass: (Residual, 4, True),
+    a_block_frozen_after_the_pass: (Residual, 4, True),
     a_detached_state: (Residual, 4, False),
     a_state_that_skips_two_blocks: (Residual, 4, False),
     a_chain_in_branches: (Residual, 4, False),
-    an_input_that_first_appears_behind_the_first_block: (Given, 4, False),
+    an_input_that_first_appears_after_the_first_block: (Given, 4, False),
     the_state_before_as_another_input: (Given, 4, False),
     the_first_state_as_an_input_of_every_block: (Given, 4, False),
     a_parameter_from_a_closure: (Closed, 4, False),
@@ -370,10 +370,10 @@ PASSES = {
     **{name: (run, block, LENGTH, False) for name, (run, block) in OVER_OTHER_BLOCKS.items()},
 }
 REFUSED = {
-    "a state that retains its gradient behind the pass": "retain_grad",
+    "a state that retains its gradient after the pass": "retain_grad",
     "a hook that changes the gradient of a state": "gradient hook",
     "the gradient of a state": "only a part of that gradient",
-    "the gradient of the last state beside what its block returned": "only a part of that gradient",
+    "the gradient of a last state with extra outputs": "only a part of that gradient",
     "a tensor with a history from a closure": "neither an argument",
     "an older state from a closure": "neither an argument",
     "blocks that begin with a ReLU in place": "modifies its input in place",
@@ -384,7 +384,7 @@ REFUSED = {
 }
 """Passes that are refused, and words of the message."""
 SPLIT = {
-    "an operation between two stretches": "its input is computed by the model, a hook or a reentrant checkpoint",
+    "an operation between two runs of blocks": "its input is computed by the model, a hook or a reentrant checkpoint",
     "a chain in branches": "another block has used the output of the block before it: the blocks branch",
     "the state before as another input": "it gets a tensor of shape (3, 6) that needs a gradient",
     "a state that retains its gradient": "the state before it has a gradient hook or retain_grad()",
