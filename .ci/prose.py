@@ -40,10 +40,12 @@ CODE_ROOMS = (
     "gradfree/testing",
     *(f"gradfree/{room}" for room in ("depth", "layers", "orthogonal", "ranks", "rows")),
     "models",
+    "benchmarks",
     ".ci",
     *(f"gradfree/{room}" for room in ("algebra", "devices", "newton", "resets", "segments", "time")),
     *(f"tests/{room}" for room in ("algebra", "devices", "models", "resets", "time")),
     *(f"tests/{room}" for room in ("depth", "front", "house", "layers", "orthogonal", "packaging", "ranks", "support")),
+    *(f"tests/{room}" for room in ("benchmarks", "mutants")),
 )
 """Where docstrings and names of tests have none of them."""
 

@@ -67,9 +67,7 @@ def run(
     if not rows:
         console.print(Text(f"Stay with autograd: no engine can be attached to {model}.\n", "bold"))
     elif data is None:
-        console.print(
-            "Nothing is measured without data: --data module:function, which returns batches of inputs and targets.\n"
-        )
+        console.print("To measure, give data: --data module:function, which returns batches of inputs and targets.\n")
     if not rows or data is None:
         _print_reports(shown, console)
         return

@@ -48,8 +48,9 @@ def contest_section(
             column("peak MiB", MEMORY, "{value:.1f}", "MiB"),
         ],
         legend=(
-            "×: of autograd's step in the same rounds, median. Cosine: of the whole gradient with the exact one, on "
-            "one batch, at these weights. " + (f"Threads: {standings.why}." if standings.why else "")
+            "×: as a multiple of autograd's step in the same rounds, median. Cosine: of the whole gradient with the "
+            "exact one, on one batch, at the current weights. "
+            + (f"Threads: {standings.why}." if standings.why else "")
         ),
         remarks=list(_notes(standings, compiled)),
         charts=[
@@ -68,7 +69,7 @@ def contest_section(
 def _notes(standings: Standings, compiled: Mapping[str, Any] | str) -> Iterator[str]:
     """Yield sentences on rows that the table does not show."""
     if slow := [f"{c.row.name} ({c.first_ratio:.1f}×)" for c in standings.contestants if c.first_ratio]:
-        yield f"Slow when first tried, so without further turns: {', '.join(slow)}."
+        yield f"Too slow in the first turn to be timed further: {', '.join(slow)}."
     if isinstance(compiled, str):
         yield f"{LABEL}: {compiled}."
     for label, error in standings.failures.items():

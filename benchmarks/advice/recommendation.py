@@ -50,17 +50,17 @@ def advise(standings: Standings, compiled: Mapping[str, Any] | str, chains: Sequ
     least = costs[best.row.label]["ratio_quartiles"][0] if best else 1.0
     hints = _hints(standings, faster, best, costs)
     if isinstance(compiled, Mapping) and compiled["ratio_quartiles"][1] < least:
-        words = f"Stay with autograd, and compile: a step then takes {compiled['ratio']:.2f} of the time"
+        words = f"Stay with autograd, and compile: a step is then {_faster(compiled)}"
         if best:
-            words += f", less than with {best.row.label} ({costs[best.row.label]['ratio']:.2f})"
+            words += f"; with {best.row.label} it is {_faster(costs[best.row.label])}"
         return Advice(None, f"{words}.{hints}", "model.compile()")
     if len(standings.contestants) == 1:
         return Advice(None, f"Stay with autograd: no engine could be timed.{hints}", "")
     if best is None:
         return Advice(None, f"Stay with autograd: no engine with its gradient is faster here.{hints}", "")
     words = (
-        f"Take {best.row.label}: a step takes {costs[best.row.label]['ratio']:.2f} of autograd's time, and the "
-        f"gradient is autograd's, or next to it (cosine {_cosine(best):.{_DIGITS}f})."
+        f"Take {best.row.label}: a step is {_faster(costs[best.row.label])} than with autograd, and the gradient is "
+        f"equal or nearly equal (cosine {_cosine(best):.{_DIGITS}f})."
     )
     return Advice(best.row.label, words + hints, code_for(best, chains))
 
@@ -100,12 +100,12 @@ def _hints(
     exact = [c for c in faster if c is not best and _is_exact(c)]
     if best and not _is_exact(best) and exact:
         quickest = min(exact, key=lambda c: costs[c.row.label]["ratio"])
-        words += f" With exactly autograd's gradient: {quickest.row.label} ({costs[quickest.row.label]['ratio']:.2f})."
+        words += f" With exactly autograd's gradient: {quickest.row.label} ({_faster(costs[quickest.row.label])})."
     rough = [c for c in faster if _cosine(c) < AS_GOOD and costs[c.row.label]["ratio_quartiles"][1] < least]
     if rough:
         nearest = max(rough, key=_cosine)
         words += (
-            f" {nearest.row.label} is faster ({costs[nearest.row.label]['ratio']:.2f}), but its gradient only akin "
+            f" {nearest.row.label} is {_faster(costs[nearest.row.label])}, but its gradient is only approximate "
             f"(cosine {_cosine(nearest):.{_DIGITS}f}): see how it trains by gradfree bench run."
         )
     plain, *others = standings.contestants
@@ -113,10 +113,14 @@ def _hints(
     if lean := [c for c in lean if _cosine(c) >= AS_GOOD]:
         leanest = min(lean, key=lambda c: c.memory or 0)
         words += (
-            f" In the least memory: {leanest.row.label}, {(leanest.memory or 0) / (plain.memory or 1):.2f} of the peak"
+            f" Least memory: {leanest.row.label}, with {(leanest.memory or 0) / (plain.memory or 1):.2f} of the peak"
         )
-        words += f", {leanest.first_ratio:.1f} times as slow." if leanest.first_ratio else "."
+        words += f", {leanest.first_ratio:.1f}× slower." if leanest.first_ratio else "."
     return words
+
+
+def _faster(cost: Mapping[str, Any]) -> str:
+    return f"{1 / cost['ratio']:.2f}× faster"
 
 
 def _is_exact(contestant: Contestant) -> bool:

@@ -118,8 +118,9 @@ def _facts_of(cost: Mapping[str, Any], results: Mapping[str, Any]) -> Iterator[F
     rounds=7,
     with_memory=True,
     title="closeness to the exact gradients of a trained net",
-    legend="Trained by backpropagation; forward and backward pass on one batch beside plain eager autograd's, and peak "
-    "memory. Cotangents, gradient: cosine of those of all states, and of all parameters, with the exact ones.",
+    legend="Trained by backpropagation. Time and peak memory of a forward and backward pass on one batch, as multiples "
+    "of eager autograd's. Cotangents, gradient: cosine of all states' cotangents, and of the gradient, with the exact "
+    "ones.",
     columns=[
         column("time (×)", PASSES, unit=RATIO),
         column("memory (×)", MEMORY, unit=RATIO),

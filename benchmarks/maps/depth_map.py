@@ -156,8 +156,8 @@ def _facts_of(cost: Mapping[str, Any], results: Mapping[str, Any]) -> Iterator[F
     rounds=7,
     with_memory=True,
     title="deep nets",
-    legend="Forward and backward pass, zeroed gradients to accumulated ones, beside plain eager autograd's, and in "
-    "brackets peak memory as a multiple of its. Below 1 an engine pays.",
+    legend="Forward and backward pass, from zeroed to accumulated gradients, as a multiple of eager autograd's; in "
+    "brackets, peak memory likewise. Below 1 an engine is better.",
     names={"net": "setting"},
     across="row",
     display_names=DISPLAY_NAMES,

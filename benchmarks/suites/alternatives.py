@@ -71,7 +71,7 @@ def _biotorch(data: str, claims: tuple[Claim, ...], *differs: str) -> Published:
     figures: Mapping[str, Mapping[str, float]] = {
         row: {_COLUMN: round(100 - error, 2)} for row, error in _ERRORS[data].items()
     }
-    source, hardware = f"BioTorch (arXiv 2108.13446), LeNet on {data}", "not told"
+    source, hardware = f"BioTorch (arXiv 2108.13446), LeNet on {data}", "not stated"
     return Published(source, hardware, (_COLUMN,), figures, claims, differs)
 
 
@@ -91,8 +91,8 @@ ALTERNATIVES: Suite = (
             (_SIGNS_HELP,),
             _SHORT,
             "three hidden layers of 128 units, tanh, against a LeNet",
-            "wider gaps of fa and dfa, whose cotangents begin at right angles to backpropagation's: a short training "
-            "pays for the steps until they align",
+            "wider gaps of fa and dfa: their cotangents are orthogonal to backpropagation's at first, and the steps "
+            "until they align are a large part of a short training",
         ),
     ),
     _ON_CIFAR10,
@@ -105,9 +105,9 @@ ALTERNATIVES: Suite = (
                 _claim("random feedback loses most, layer by layer more than direct", "fa", "dfa", "autograd"),
             ),
             _SHORT,
-            "the order of fa and dfa, which seeds hide here; by SGD it is the opposite one there, with errors of 46.7 "
-            "and 54.2 %",
-            "the gap of fa, wider in proportion: after 400 steps its cotangents are still nearly at right angles to "
+            "the order of fa and dfa, whose difference is within the spread of seeds here; with SGD the paper has the "
+            "opposite order, with errors of 46.7 and 54.2 %",
+            "the gap of fa, which is wider here: after 400 steps its cotangents are still nearly orthogonal to "
             "backpropagation's",
         ),
     ),

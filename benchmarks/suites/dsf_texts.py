@@ -32,8 +32,8 @@ def _suite(tasks: tuple[Task, ...], *differs: str, rates: tuple[float, ...] = ()
 def _published(score: Score, differs: tuple[str, ...]) -> Published:
     column = f"test {score.name} ({score.unit})"
     return Published(
-        source="DSF (arXiv 2503.23104), in words and partly second-hand (its tables were not at hand)",
-        hardware="not at hand",
+        source="DSF (arXiv 2503.23104), in words and partly from secondary sources (its tables were not available)",
+        hardware="not available",
         columns=(column, "cosine"),
         claims=(
             Claim("backpropagation through time is at least as good as DSF", column, (BACKPROP.name, DSF.label)),

@@ -59,8 +59,8 @@ def _compared(sweeps: tuple[DepthSweep, ...], *differs: str) -> Suite:
 
 def _published(sweep: DepthSweep, differs: tuple[str, ...]) -> Published:
     return Published(
-        source="FOTON (arXiv 2512.20668), abstract (its tables were not at hand)",
-        hardware="not at hand",
+        source="FOTON (arXiv 2512.20668), abstract (its tables were not available)",
+        hardware="not available",
         columns=tuple(map(str, sweep.depths)),
         claims=tuple(
             Claim("FOTON outperforms PEPITA", str(depth), (PEPITA.label, row.label))
@@ -68,7 +68,7 @@ def _published(sweep: DepthSweep, differs: tuple[str, ...]) -> Published:
             for depth in sweep.depths
         ),
         differs=(
-            "which activation, depths and rates belong to its figures is not known: tanh and ReLU are run",
+            "activation, depths and rates of its figures are unknown: tanh and ReLU are run",
             *differs,
         ),
     )

@@ -63,13 +63,13 @@ _NETS = (
 _SMALL_STEPS = Timings(recurrent_steps, _NETS, _rows(Row("backprop", "backprop", {}), *_K), threads=2)
 _SMALL_TABLE = Published(
     source="Highway-BP (arXiv 2501.17086), Tables 6 and 3",
-    hardware="one A100, A40 or RTX A6000, which one the paper does not say",
+    hardware="one A100, A40 or RTX A6000; the paper does not say which",
     columns=tuple(map(speedup_heading, _MILLISECONDS)),
     figures=_gains(),
     differs=(
-        "which implementation backpropagation's time is of the paper does not say; it stands in the row "
-        f'"{LOOP}", whose size it has',
-        "16 examples of 128 units for 128 of 512, and 500 pieces for 16,000; the pixels' 64 units as there",
+        "the paper does not say which implementation of backpropagation it timed; its time is shown in the row "
+        f'"{LOOP}", whose time is of similar magnitude',
+        "16 examples of 128 units for 128 of 512, and 500 pieces for 16,000; 64 units for pixels as in the paper",
     ),
 )
 

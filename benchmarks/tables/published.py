@@ -113,9 +113,7 @@ class Beside(Experiment):
         legend = f"Ours: {hardware}. The paper's: {self.published.hardware}. –: not known."
         if not self.published.claims:
             return legend
-        return (
-            f"{legend} Differences: seed by seed, ± 95 % confidence interval; too close to tell where that has 0 in it."
-        )
+        return f"{legend} Differences: seed by seed, ± 95 % confidence interval; too close to tell if it contains 0."
 
     def _claims(self, ours: Section) -> Iterator[str]:
         """Yield a sentence on each claim: whether our figures agree."""

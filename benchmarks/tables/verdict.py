@@ -83,4 +83,4 @@ def steadiness(spreads: Mapping[str, Estimate]) -> str:
         return f"{words}."
     worst = sorted(far, key=lambda label: -spreads[label].relative)[:_NAMED]
     named = ", ".join(f"{label} ({100 * spreads[label].relative:.0f} %)" for label in worst)
-    return f"{words} but for {len(far)} of {len(spreads)} timings, most of all {named}."
+    return f"{words}, except for {len(far)} of {len(spreads)} timings; the widest: {named}."

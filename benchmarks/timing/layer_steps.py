@@ -104,8 +104,8 @@ def _facts_of(cost: Mapping[str, Any], results: Mapping[str, Any]) -> Iterator[F
     # A multiple of every row's ``orthogonalize_every``.
     runs=16,
     title="cost of a step of an orthogonal_mlp",
-    legend="One step with plain SGD. Passes: forward and backward, or what replaces it. Retraction: of engines that "
-    "keep weights orthogonal; –: of others, in whose steps the hooks of those in the same process count.",
+    legend="One step with SGD. Passes: forward and backward pass, or its replacement. Retraction: only of engines that "
+    "keep weights orthogonal; in the steps of others, hooks of these engines in the same process take time.",
     columns=[
         *(column(f"{phase} (ms)", time_of(phase), "{value:.1f}", factor=1e3) for phase in _PHASES),
         column("step (×)", STEP, unit=RATIO),
@@ -169,9 +169,9 @@ class _Steps:
     runs=1,
     with_memory=True,
     title="time against memory of a step of an orthogonal_mlp",
-    legend="One step with plain SGD by number of hidden layers, in the processor's time. MiB: peak memory of the step, "
-    "gradients included, weights not. Checkpoints are those of torch.utils.checkpoint, not reentrant: of each layer "
-    "with its activation function, or of √L runs of such blocks, the last of which is stored.",
+    legend="One step with SGD by number of hidden layers, in processor time. MiB: peak memory of the step, with "
+    "gradients, without weights. Checkpoints: torch.utils.checkpoint, not reentrant, of each layer with its activation "
+    "function, or of √L segments of such blocks, the last of which is stored.",
     columns=[column("layers: step (×)", STEP, unit=RATIO), column("layers: MiB", MEMORY, "{value:.1f}", "MiB")],
     across="at",
     place=lambda network: {"setting": str(network), "at": float(network.depth)},

@@ -26,9 +26,7 @@ _CELLS: dict[str, type[nn.GRUCell] | type[nn.LSTMCell] | type[nn.RNNCell]] = {
     "RNN_TANH": nn.RNNCell,
 }
 _MODULES: dict[str, Callable[..., nn.RNNBase]] = {"GRU": nn.GRU, "LSTM": nn.LSTM, "RNN": nn.RNN}
-_LEGEND = (
-    "Forward and backward pass, beside the plain module's own, and in brackets its peak memory. Sizes: sequences, "
-)
+_LEGEND = "Forward and backward pass as a multiple of the plain module's; in brackets, peak memory. Sizes: sequences, "
 _LEGEND += "steps, units."
 
 
@@ -171,7 +169,7 @@ def _sweep_remarks(facts: pl.DataFrame) -> Iterator[str]:
             + (", then sequentially" if figure.value else "")
             for layer, figure in sequential.items()
         ]
-        yield f"Sweeps of {row} behind the first run, forward and backward: {'; '.join(found)}."
+        yield f"Sweeps of {row} after the first run, forward and backward: {'; '.join(found)}."
 
 
 @timed(

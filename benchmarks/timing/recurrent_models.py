@@ -65,8 +65,8 @@ def _speedup(cost: Mapping[str, Any], results: Mapping[str, Any]) -> Iterator[Fa
     subject="net",
     runs=1,
     title="training steps of recurrent models",
-    legend=f"Whole step with Adam; × faster: than the {LOOP} over torch's cell. {FUSED}: torch's own module, cuDNN's "
-    f"or oneDNN's kernel where there is one; {COMPILED}: the loop over a cell compiled by torch.compile.",
+    legend=f"A training step with Adam; × faster: than the {LOOP} over torch's cell. {FUSED}: torch's module, with a "
+    f"kernel of cuDNN or oneDNN if there is one; {COMPILED}: the loop over a cell compiled by torch.compile.",
     names={"row": "row"},
     columns=[
         column("(ms)", STEP, "{value:.1f}", "s", factor=1e3),

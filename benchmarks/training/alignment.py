@@ -21,8 +21,8 @@ _METRICS = {"states": DELTA, "feedback": _FEEDBACK}
 """The metrics by their keys in records."""
 _BY_DEPTH, _BY_STEP = "{}, by depth", "{}, by step"
 LEGEND = (
-    " δ: cotangents behind blocks or layers beside backpropagation's at the same weights, means over the training and "
-    "over all blocks but the last, which knows its own."
+    " δ: cotangents after blocks or layers, compared with backpropagation's at the same weights; means over the "
+    "training and over all blocks except the last, whose cotangent is exact."
 )
 
 

@@ -92,20 +92,21 @@ def _facts_of(cost: Mapping[str, Any], results: Mapping[str, Any]) -> Iterator[F
     runs=1,
     rebuild=True,
     title="whole training runs",
-    legend="All steps: from the first to the last, rows in turns; step: the median turn's. Loss: mean of the last "
-    f"{ROUNDS}th of the training; apart: the largest difference of any {ROUNDS}th's mean to the first row's. Sweeps, "
-    "behind the first run, and the share that went on sequentially: means of the backward passes that were cut.",
+    legend="All steps: total time of the training, rows in turns; step: in the median turn. Loss: mean of the last "
+    f"{ROUNDS}th of the training; difference: the largest one between the first row's mean loss and this row's, in any "
+    f"{ROUNDS}th. Sweeps after the first run, and the share of sequential fallbacks: means over backward passes in "
+    "segments.",
     names={"task": "setting", "engine": "row"},
     columns=[
         column("all steps (s)", _TOTAL, "{value:.1f}", "s"),
         column("all steps (×)", _TOTAL, "{value:.3f}", RATIO),
         column("step (ms)", STEP, "{value:.1f}", "s", factor=1e3),
         column("loss", _LOSS, "{value:.4f}"),
-        column("apart", _APART, "{value:.1e}"),
+        column("difference", _APART, "{value:.1e}"),
         column("forward sweeps", FORWARD_SWEEPS),
         column("backward sweeps", SWEEPS),
         column("sequential", SEQUENTIAL),
-        column("of passes", _CUT, "{value:.0f}"),
+        column("passes in segments", _CUT, "{value:.0f}"),
     ],
     costs=_costs,
     facts=_facts_of,

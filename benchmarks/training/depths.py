@@ -91,10 +91,10 @@ class DepthSummary(Summary):
         score = self.task.score
         return (
             f"Columns: hidden layers. Test {score.name} ({score.unit}) ± 95 % confidence interval of the mean over "
-            f"seeds (Student's t, n = {self._seeds}), and in brackets the cosine between each hidden layer's gradient "
-            "and the true one at the same weights, mean over layers and training. In words: differences in test "
-            f"{score.name}, seed by seed, with the same interval. Learning rates: of {self._rates}, for each engine "
-            "and depth the one that did best on validation data, with another seed."
+            f"seeds (Student's t, n = {self._seeds}); in brackets, the cosine between each hidden layer's gradient and "
+            "the exact one at the same weights, mean over layers and training. In words: differences in test "
+            f"{score.name}, seed by seed, with the same interval. Learning rates: for each engine and depth the one of "
+            f"{self._rates} with the best validation score, with another seed."
         )
 
     def verdict(self, row: str) -> str:
@@ -119,7 +119,7 @@ class DepthSummary(Summary):
             if rate.value in (self.grid[0], self.grid[-1])
         ]
         if edge:
-            yield f"Best at the edge of the learning rates, maybe better beyond: {', '.join(edge)}."
+            yield f"Best learning rate at the edge of the grid, maybe better beyond it: {', '.join(edge)}."
 
     @property
     def _answer(self) -> str:

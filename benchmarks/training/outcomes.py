@@ -85,7 +85,7 @@ def setup_words(task: Task, facts: pl.DataFrame) -> str:
     if "test" in counts:
         words += f"; validated on {counts['validation']}, tested on {counts['test']}"
     own = select(facts, metric=_OWN)["note"].unique(maintain_order=True).to_list()
-    return f"{words}." + (f" Options that rows do not name: {'; '.join(own)}." if own else "")
+    return f"{words}." + (f" Default options: {'; '.join(own)}." if own else "")
 
 
 def scored(task: Task, split: str = "test") -> str:

@@ -125,13 +125,13 @@ class Summary:
             )
         )
         legend = (
-            f"±: 95 % confidence interval of the mean over seeds (Student's t, n = {self._seeds}). ×: as a multiple of "
-            f"the first row's, for one training step{absolute}; median and quartiles of interleaved rounds. Cosine: "
-            "between the engine's gradient and exact backpropagation's, mean over the training. In words: difference "
-            f"in test {name} to the first row's, seed by seed."
+            f"±: 95 % confidence interval of the mean over seeds (Student's t, n = {self._seeds}). ×: one training "
+            f"step as a multiple of the first row's{absolute}; median and quartiles of interleaved rounds. Cosine: "
+            "between the engine's gradient and the exact one, mean over the training. In words: difference "
+            f"in test {name} to the first row, seed by seed."
         )
         if self.grid:
-            legend += f" Rate: the learning rate of {self._rates} that did best on validation data, with another seed."
+            legend += f" Rate: the learning rate of {self._rates} with the best validation score, with another seed."
         return legend + (LEGEND if DELTA in self.facts["metric"] else "")
 
     @property
@@ -171,7 +171,7 @@ class Summary:
         ends = self.grid[:1] + self.grid[-1:]
         edge = [f"{label} ({rate.value:g})" for label, rate in rates.items() if rate.value in ends]
         if edge:
-            yield f"Best at the edge of the learning rates {self._rates}, maybe better beyond: {', '.join(edge)}."
+            yield f"Best learning rate at the edge of {self._rates}, maybe better beyond it: {', '.join(edge)}."
 
     @property
     def _rates(self) -> str:

@@ -112,10 +112,10 @@ class TimeToTarget(Experiment):
                 column("reached", _REACHED, "{note}"),
             ],
             legend=(
-                f"Steps: to the first of {task.evaluations} evaluations at the target, mean over seeds; "
-                f"time: so many steps, at the median time of one{' in training' if self.course else ''}; "
+                f"Steps: to the first of {task.evaluations} evaluations that reaches the target, mean over seeds. "
+                f"Time: steps times the median time of a step{' in training' if self.course else ''}; "
                 "×: as a multiple of the first row's. "
-                "Reached: runs that came there at all; where not all did, there is no mean."
+                "Reached: runs that reached the target; there is a mean only if all did."
             ),
             charts=self._charts(ours, curve),
             answer=self._answer(facts, level),
@@ -150,5 +150,5 @@ class TimeToTarget(Experiment):
         if best == baseline:
             return f"{words}."
         if baseline in found:
-            words += f", {found[best].value / found[baseline].value:.2f} of {baseline}'s time"
+            words += f", {found[baseline].value / found[best].value:.1f}× sooner than {baseline}"
         return f"{words}: {Summary(task, self.comparison.learning_rates, facts).verdict(best)}."

@@ -1,6 +1,6 @@
-"""Every command in a block of the README and the docs is one: options are known, targets of make are there.
+"""Commands in code blocks of README and docs are valid: their options and make targets exist.
 
-Examples in Python run whole, in test_docs.py. These would take hours: they are read up to where work begins.
+Python examples run completely, in test_docs.py. Commands would take hours, so only their arguments are parsed.
 """
 
 import re
@@ -21,12 +21,12 @@ PYTHON = {"python", "{eval-rst}", "{toctree}"}
 
 
 def blocks(page):
-    """The language and the text of each block of a page."""
+    """Return the language and the text of each code block of a page."""
     return re.findall(r"^```([\w{}-]*)\n(.*?)^```", page.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
 
 
 def lines(program):
-    """What is written after ``program`` at the begin of a line, or behind variables, in blocks of all pages."""
+    """Yield the arguments of ``program`` in each line of code blocks that starts with it, or with variables and it."""
     for page in PAGES:
         for language, text in blocks(page):
             if language not in PYTHON:
@@ -36,7 +36,7 @@ def lines(program):
 
 
 @pytest.mark.parametrize("line", list(lines("gradfree")))
-def test_a_command_is_understood(line, monkeypatch, capsys, tmp_path):
+def test_commands_are_parsed(line, monkeypatch, capsys, tmp_path):
     calls = MagicMock()
     monkeypatch.chdir(tmp_path)
     (tmp_path / "sweep.yaml").write_text("tasks: digits\n", encoding="utf-8")
@@ -47,12 +47,12 @@ def test_a_command_is_understood(line, monkeypatch, capsys, tmp_path):
 
 
 @pytest.mark.parametrize("line", list(lines("make")))
-def test_a_target_is_there(line):
+def test_make_targets_exist(line):
     words = [word for word in shlex.split(line, comments=True) if "=" not in word]
     assert set(words) <= TARGETS
 
 
-def test_files_of_a_sweep_are_understood(tmp_path, monkeypatch):
+def test_config_files_of_sweeps_are_parsed(tmp_path, monkeypatch):
     calls = MagicMock()
     monkeypatch.setattr(commands, "_extra", lambda *_: calls)
     found = [text for page in PAGES for language, text in blocks(page) if language == "yaml" and "engines:" in text]

@@ -1,4 +1,4 @@
-"""Every Python example in the README and the docs runs as it stands, and what pages must have is there."""
+"""Python examples of README and docs run, and pages have their required contents."""
 
 import re
 import runpy
@@ -25,7 +25,7 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 @pytest.fixture(autouse=True)
 def _registered(monkeypatch):
-    """Leave no kind of chains or layers, and no port, to other tests."""
+    """Undo registrations of chain kinds, layers and ports after each test."""
     monkeypatch.setattr(kinds, "_registered", {})
     monkeypatch.setattr(ports, "_ports", dict(ports._ports))
     monkeypatch.setattr(roles, "_KNOWN", dict(roles._KNOWN))
@@ -36,7 +36,7 @@ def examples(page):
 
 
 def run_alone(code, folder, filed):
-    """Run an example as if it were the only one; one that begins with the name of a file is kept in it."""
+    """Run an example in a new namespace; if it begins with a file name, append it to that file."""
     if named := re.match(r"# (\w+)\.py\n", code):
         code = filed[named[1]] = filed.get(named[1], "") + code
         (folder / f"{named[1]}.py").write_text(code, encoding="utf-8")
@@ -49,12 +49,12 @@ def run_alone(code, folder, filed):
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning", "ignore::FutureWarning")
 @pytest.mark.parametrize("page", [p for p in PAGES if examples(p)], ids=lambda p: f"{p.parent.name}/{p.stem}")
-def test_each_example_of_a_page_runs_alone(page, tmp_path, monkeypatch):
+def test_each_example_of_a_page_runs(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
     for name in re.findall(r"results/(\w+)/report.parquet", "".join(examples(page))):
         (tmp_path / "results" / name).mkdir(parents=True, exist_ok=True)
-        # What ``make demo`` leaves.
+        # The result of ``make demo``.
         committed("quick").facts.write_parquet(f"results/{name}/report.parquet")
     torch.set_default_dtype(torch.float32)
     filed = {}
@@ -78,21 +78,21 @@ def test_every_engine_has_a_page_with_a_picture_and_its_options():
         assert not [option for option in fields(engine_class(name)) if f"`{option.name}`" not in text]
 
 
-def test_the_page_of_the_api_has_all_that_is_public():
+def test_the_api_page_has_all_public_names():
     page = (ROOT / "docs" / "reference" / "api.md").read_text(encoding="utf-8")
     public = [f"gradfree.{name}" for name in gradfree.__all__]
     public += [f"gradfree.lightning.{name}" for name in gradfree.lightning.__all__]
     assert not [name for name in public if f"| `{name}` |" not in page]
 
 
-def test_the_pictures_are_those_that_the_script_draws():
+def test_the_pictures_equal_those_of_the_script():
     drawings = runpy.run_path(str(ROOT / "docs" / "images" / "draw.py"))["DRAWINGS"]
     for name, drawing in drawings.items():
         assert (ROOT / "docs" / "images" / f"{name}.svg").read_text(encoding="utf-8") == drawing.svg()
 
 
-def test_the_example_chain_kind_is_right():
-    """Its chain is found and exact at k = L - 1; without the kind there is none."""
+def test_the_example_chain_kind_has_exact_gradients():
+    """Its chain is found and exact at k = L - 1; without the kind there is no chain."""
     import gradfree
     from gradfree.testing.cases.models import assert_equal_gradients, gradients
 
@@ -113,7 +113,7 @@ def test_the_example_chain_kind_is_right():
 @pytest.mark.processes
 @pytest.mark.slow
 def test_the_example_suite_makes_a_report_with_its_section(tmp_path, monkeypatch, capfd):
-    """The page's file runs by its name, and its own section is in the report; other functions are refused."""
+    """The page's suite runs by its name, and the report has its section; other functions are refused."""
     (tmp_path / "my_suite.py").write_text("\n".join(examples(ROOT / "docs/develop/benchmarks.md")), encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
@@ -131,21 +131,21 @@ def test_the_example_suite_makes_a_report_with_its_section(tmp_path, monkeypatch
     assert ratios["row"].to_list() == ["backprop", "highway_bp k=0", "highway_bp k=1", "highway_bp k=2"]
     page = (folder / "report.md").read_text(encoding="utf-8")
     assert re.search(r"- highway_bp k=1: (no difference|[\d.]+× (slower|faster))", page.partition(title)[2])
-    # The example is as short as the page promises.
+    # The example stays short.
     assert len(examples(ROOT / "docs/develop/benchmarks.md")[1].strip().splitlines()) <= 40
 
 
-def test_no_page_has_a_merge_that_nobody_finished():
+def test_no_page_has_merge_conflict_markers():
     for page in PAGES:
         assert not re.search(r"^(<<<<<<<|>>>>>>>) ", page.read_text(encoding="utf-8"), re.MULTILINE), page.name
 
 
-def test_prose_is_plain_and_links_lead_somewhere():
-    """As ``make lint`` finds it."""
+def test_prose_check_finds_no_problems():
+    """The same check as in ``make lint``."""
     assert not runpy.run_path(str(ROOT / ".ci" / "prose.py"))["problems"]()
 
 
-def test_long_sentences_odd_words_and_dead_links_are_found(tmp_path):
+def test_prose_check_finds_odd_words_and_dead_links(tmp_path):
     prose = runpy.run_path(str(ROOT / ".ci" / "prose.py"))
     page, odd = tmp_path / "page.md", "told"
     page.write_text(f"# One\n\nIt is {odd} to `all`. It works:\n\n- [here](#two)\n- [there](none.md), [good](#one).\n")
@@ -155,6 +155,6 @@ def test_long_sentences_odd_words_and_dead_links_are_found(tmp_path):
     assert prose["dead_links"](page, text) == ["#two", "none.md"]
 
 
-def test_the_page_of_results_lists_every_suite():
+def test_the_results_page_lists_every_suite():
     page = (ROOT / "docs/results/index.md").read_text(encoding="utf-8")
     assert not [name for name in SUITES if f"`{name}`" not in page]

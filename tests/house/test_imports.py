@@ -1,6 +1,6 @@
-"""Imports run one way and in no circle, rooms and files stay small, the core needs torch and numpy alone.
+"""Imports have no cycles, packages and files stay small, and the core needs only torch and numpy.
 
-The order of the rooms is held by import-linter's contracts in pyproject.toml (``make lint``).
+The order of the packages is checked by import-linter's contracts in pyproject.toml (``make lint``).
 """
 
 import ast
@@ -16,10 +16,10 @@ from places import PACKAGES, ROOT
 
 from gradfree.checkout import tomllib
 
-# What the core may import besides itself and the standard library. Triton comes with torch's builds for GPUs.
+# Allowed imports of the core, besides the standard library. Triton is part of torch's builds for GPUs.
 ALLOWED = {"gradfree", "numpy", "tomli", "torch", "triton"}
-# The doors to what the extras bring.
-DOORS = (
+# Modules that may import packages of the extras.
+WITH_EXTRAS = (
     "gradfree/command_parser.py",
     "gradfree/huggingface/",
     "gradfree/lightning/",
@@ -29,7 +29,7 @@ DOORS = (
 
 
 def modules():
-    """Full names of all modules of the package, as installed, with their files; scripts and other programs are not."""
+    """Return the installed names of all modules with their files, without scripts and clients."""
     excluded = {path for room in ("scripts", "clients") for path in (ROOT / "benchmarks" / room).rglob("*.py")}
     found = {}
     for folder, package in PACKAGES.items():
@@ -48,7 +48,7 @@ def parsed(path):
 
 
 def imports(path):
-    """Full names of what the module at ``path`` imports: at its head, in a function, or for annotations alone."""
+    """Yield the full names of all imports in a file, including those in functions and for annotations."""
     for node in ast.walk(parsed(path)):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -57,17 +57,17 @@ def imports(path):
             yield from (name if name in MODULES else node.module for name in inner)
 
 
-def test_no_circle():
-    """Modules can be put in an order in which each imports only earlier ones; ``prepare`` names a circle otherwise."""
+def test_imports_have_no_cycle():
+    """Modules have a topological order; otherwise ``prepare`` raises and names a cycle."""
     graph = {name: set(imports(path)) & MODULES.keys() for name, path in MODULES.items()}
     assert sum(map(len, graph.values())) > 500
     TopologicalSorter(graph).prepare()
 
 
-def test_the_core_imports_torch_and_numpy_alone():
+def test_the_core_imports_only_torch_and_numpy():
     allowed = ALLOWED | sys.stdlib_module_names
     files = {str(path.relative_to(ROOT)): path for path in MODULES.values()}
-    core = {name: path for name, path in files.items() if not name.startswith(DOORS)}
+    core = {name: path for name, path in files.items() if not name.startswith(WITH_EXTRAS)}
     assert len(core) > 70
     tops = {(name, full.partition(".")[0]) for name, path in core.items() for full in imports(path)}
     assert not {(name, top) for name, top in tops if top not in allowed}
@@ -83,14 +83,14 @@ assert chain[0][0].weight.grad is not None
 
 
 def loaded(code):
-    """Names of the modules that are loaded once ``code`` has run."""
+    """Return the names of the modules that are loaded after running ``code``."""
     code = f"import sys\n{code}\nprint(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     return set(done.stdout.split())
 
 
-def test_gradfree_is_quick_to_import_and_to_begin():
-    """It imports nothing of what the extras bring; nor does a step, or torch's compiler, which takes seconds."""
+def test_import_and_first_step_load_no_optional_packages():
+    """Neither loads packages of the extras, nor torch's compiler, which takes seconds."""
     modules = loaded(STEP)
     assert {"gradfree", "torch"} <= modules
     assert modules.isdisjoint(
@@ -100,15 +100,15 @@ def test_gradfree_is_quick_to_import_and_to_begin():
 
 
 @pytest.mark.slow
-def test_commands_start_quickly():
-    """Suites are put together without what takes seconds to import; whoever uses that imports it."""
+def test_commands_load_no_slow_packages():
+    """Slow packages are imported only where they are used."""
     modules = loaded("import gradfree.benchmarks.bench.commands, gradfree.benchmarks.suites.index")
     assert "torch" in modules
     assert modules.isdisjoint(("datasets", "lightning", "pandas", "polars", "sklearn", "torchmetrics", "transformers"))
 
 
 def test_every_room_is_installed():
-    """pyproject.toml lists the packages, as setuptools finds none whose folder has another name."""
+    """pyproject.toml lists all packages: setuptools does not find those whose folder has another name."""
     listed = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["setuptools"]["packages"]
     rooms = {name if path.name == "__init__.py" else name.rpartition(".")[0] for name, path in MODULES.items()}
     assert listed == sorted(rooms)
@@ -116,7 +116,7 @@ def test_every_room_is_installed():
 
 @pytest.mark.parametrize("folder", [*PACKAGES, "tests"])
 def test_no_file_is_long(folder):
-    """A file has one subject; none needs more than 400 lines for it."""
+    """A file has one subject and at most 400 lines."""
     lengths = {str(path): len(path.read_text(encoding="utf-8").splitlines()) for path in (ROOT / folder).rglob("*.py")}
     assert len(lengths) > 5
     assert not {path: length for path, length in lengths.items() if length > 400}
@@ -124,7 +124,7 @@ def test_no_file_is_long(folder):
 
 @pytest.mark.parametrize("folder", [*PACKAGES, "tests"])
 def test_no_room_is_crowded(folder):
-    """A listing of a room shows what it is for: at most a dozen files."""
+    """A folder has at most a dozen files."""
     rooms = Counter(str(path.parent) for path in (ROOT / folder).rglob("*.py"))
     assert rooms
     assert not {room: files for room, files in rooms.items() if files > 12}
@@ -139,7 +139,7 @@ def test_no_two_public_classes_share_a_name():
 
 
 def private_functions(path):
-    """What a file takes from torch that torch does not promise to keep: names with an underscore, no classes."""
+    """Yield the private names of torch that a file uses: with an underscore, except classes."""
     for node in ast.walk(parsed(path)):
         names = []
         if isinstance(node, ast.Attribute):
@@ -150,8 +150,8 @@ def private_functions(path):
             yield ".".join(names)
 
 
-def test_what_torch_does_not_promise_is_taken_in_one_file():
-    """There each has what happens without it, and ``tests/torchside/test_private.py`` takes it away."""
+def test_private_names_of_torch_are_used_in_one_file():
+    """In that file each has a fallback, and ``tests/torchside/test_private.py`` tests it."""
     core = ROOT / "gradfree"
     taken = {str(path.relative_to(core)): sorted(private_functions(path)) for path in core.rglob("*.py")}
     taken.pop("torchside/private.py")

@@ -1,4 +1,4 @@
-"""``make gpu`` goes on where it stopped: a test on record is not run again, until what is tested is something else."""
+"""``make gpu`` continues where it stopped: recorded tests run again only if what is tested changes."""
 
 import runpy
 from pathlib import Path
@@ -9,7 +9,7 @@ import pytest
 CI = Path(__file__).parents[2] / ".ci"
 
 
-def test_tests_on_record_are_not_run_again_until_the_sources_change(pytester):
+def test_recorded_tests_run_again_only_if_the_sources_change(pytester):
     pytester.makepyfile("def test_right():\n    pass\n\n\ndef test_wrong():\n    raise ValueError\n")
     pytester.syspathinsert(CI)
     record = pytester.path / "record.jsonl"
@@ -20,14 +20,14 @@ def test_tests_on_record_are_not_run_again_until_the_sources_change(pytester):
 
     assert run("one") == {"passed": 1, "failed": 1}
     assert run("one") == {"deselected": 2}
-    # What a killed process leaves half written does not count.
+    # An incomplete line, from a killed process, is ignored.
     *whole, last = record.read_text().splitlines(keepends=True)
     record.write_text("".join(whole) + last[:10])
     assert run("one") == {"failed": 1, "deselected": 1}
     assert run("another") == {"passed": 1, "failed": 1}
 
 
-def test_each_stage_has_its_share_of_the_time_and_goes_on_with_what_is_left(monkeypatch, tmp_path, capsys):
+def test_stages_share_the_time_and_unfinished_ones_continue(monkeypatch, tmp_path, capsys):
     monkeypatch.syspath_prepend(CI)
     gpu = runpy.run_path(str(CI / "gpu.py"))
     calls = []
@@ -58,7 +58,7 @@ def test_nothing_runs_when_the_time_is_over(monkeypatch, tmp_path):
     assert (left, failed) == (["one"], False)
 
 
-def test_a_process_goes_on_past_its_stage_until_it_has_advanced(monkeypatch, tmp_path):
+def test_a_process_runs_past_its_stages_time_until_it_has_advanced(monkeypatch, tmp_path):
     monkeypatch.syspath_prepend(CI)
     run = runpy.run_path(str(CI / "gpu.py"))["Runner"](tmp_path, monotonic() - 1, monotonic() + 60)
     sleep = ("-c", "import time; print('begun', flush=True); time.sleep(60)")
@@ -67,14 +67,14 @@ def test_a_process_goes_on_past_its_stage_until_it_has_advanced(monkeypatch, tmp
     assert run("quick", "-c", "raise SystemExit(3)", advanced=lambda: False) == 3
 
 
-def test_every_listed_file_of_tests_is_there(monkeypatch):
+def test_every_listed_test_file_exists(monkeypatch):
     monkeypatch.syspath_prepend(CI)
     gpu = runpy.run_path(str(CI / "gpu.py"))
     tests = CI.parent / "tests"
     assert [name for name in gpu["EXACTNESS"] + gpu["OTHERS"] if not (tests / f"{name}.py").exists()] == []
 
 
-def test_outcomes_are_of_sources_torch_and_device(monkeypatch):
+def test_the_digest_has_the_device_and_refuses_unknown_ones(monkeypatch):
     monkeypatch.syspath_prepend(CI)
     gpu = runpy.run_path(str(CI / "gpu.py"))
     assert "cpu" in gpu["digest"]("cpu")

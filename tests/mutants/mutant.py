@@ -1,4 +1,4 @@
-"""What a mutant is: a small change of what the code means, as a replacement of text, and the tests that notice it."""
+"""Mutants: small changes of the code's behaviour, as text replacements, with the tests that must fail."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ class Change:
     """One replacement of text.
 
     Attributes:
-        where: a pattern of paths; one of them has the text, once.
-        find: what is replaced.
-        put: what takes its place.
+        where: glob pattern of paths; exactly one file must contain the text, once.
+        find: the old text.
+        put: the new text.
     """
 
     where: str
@@ -22,7 +22,7 @@ class Change:
     put: str
 
     def applied(self, tree: Path) -> tuple[Path, str] | None:
-        """Return the file that has the text, and what it says with the change; ``None`` if not one file has it."""
+        """Return the changed file's path and new contents; ``None`` unless exactly one file contains the text."""
         found = [path for path in sorted(tree.glob(self.where)) if path.read_text(encoding="utf-8").count(self.find)]
         if len(found) != 1 or found[0].read_text(encoding="utf-8").count(self.find) != 1:
             return None
@@ -31,12 +31,12 @@ class Change:
 
 @dataclass(frozen=True)
 class Mutant:
-    """One change, in as many words as versions of the code need.
+    """One change of behaviour.
 
     Attributes:
-        name: what the changed code does.
-        changes: the same for different versions of the code; the first that fits counts.
-        tests: files of tests that notice it, the quickest first.
+        name: describes the changed behaviour.
+        changes: alternatives for different versions of the code; the first one that fits is used.
+        tests: test files that must fail, the quickest first.
     """
 
     name: str
@@ -44,7 +44,7 @@ class Mutant:
     tests: tuple[str, ...]
 
     def applied(self, tree: Path) -> tuple[Path, str] | None:
-        """Return the file to change, and what it says then; ``None`` where no change fits."""
+        """Return the path and new contents of the file to change; ``None`` if no change fits."""
         return next(self._fitting(tree), None)
 
     def _fitting(self, tree: Path) -> Iterator[tuple[Path, str]]:
@@ -54,5 +54,5 @@ class Mutant:
 
 
 def mutant(name: str, tests: str, *changes: tuple[str, str, str]) -> Mutant:
-    """Return a mutant; ``tests`` with blanks between, each change as a pattern of paths, the old and the new text."""
+    """Return a mutant; ``tests`` are separated by blanks, each change is (pattern of paths, old text, new text)."""
     return Mutant(name, tuple(Change(*change) for change in changes), tuple(f"tests/{test}" for test in tests.split()))

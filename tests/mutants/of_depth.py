@@ -1,4 +1,4 @@
-"""Mutants of what records blocks and solves chains in depth."""
+"""Mutants of the recorder of blocks and of the solver of chains in depth."""
 
 from mutant import mutant
 

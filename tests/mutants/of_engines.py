@@ -1,4 +1,4 @@
-"""Mutants of engines for chains in depth, of those for layers, and of what reads, keeps and compares gradients."""
+"""Mutants of engines for depth chains and for layers, and of fidelity, bypasses and other gradient checks."""
 
 from mutant import mutant
 

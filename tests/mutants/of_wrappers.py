@@ -1,4 +1,4 @@
-"""Mutants of what goes round engines: sequences with resets, Lightning's strategies, the optimizer."""
+"""Mutants of wrappers of engines: sequences with resets, Lightning's strategies, the optimizer."""
 
 from mutant import mutant
 

@@ -1,7 +1,7 @@
-"""Try each mutant on a copy of this tree: one of its tests must fail.
+"""Apply each mutant to a copy of this tree: one of its tests must fail.
 
-``python tests/mutants/run_mutants.py [WORDS...]`` tries all mutants whose names contain one of the words, and writes
-what became of them to ``results.txt``.
+``python tests/mutants/run_mutants.py [WORDS...]`` runs all mutants whose names contain one of the words, and writes
+their results to ``results.txt``.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ TREE = Path(__file__).resolve().parents[2]
 ROOMS = (of_depth, of_rows, of_engines, of_time, of_wrappers, of_ranks)
 MUTANTS = tuple(mutant for room in ROOMS for mutant in room.MUTANTS)
 RESULTS = Path(__file__).with_name("results.txt")
-# In seconds; a mutant may make ranks wait for each other.
+# Time limit in seconds, since a mutant may cause a deadlock between ranks.
 LONGEST = 400
 FAILED, NO_TESTS = 1, (4, 5)
 
 
 def copied(tree: Path, folder: Path) -> Path:
-    """Copy what git knows of in ``tree``, as it is there now."""
+    """Copy the files of ``tree`` that git tracks, with uncommitted changes."""
     listed = subprocess.run(["git", "ls-files", "-z"], cwd=tree, check=True, capture_output=True).stdout
     names = b"\0".join(name for name in listed.split(b"\0") if name and (tree / os.fsdecode(name)).is_file())
     packed = subprocess.run(
@@ -44,7 +44,7 @@ def copied(tree: Path, folder: Path) -> Path:
 
 
 def caught_by(tree: Path, test: str) -> tuple[bool, str]:
-    """Return whether ``test`` fails, and its first failing case, all of it if it does not end, or why there is none."""
+    """Return whether ``test`` fails, and its first failing case (``test`` itself after a timeout) or a reason."""
     environment = {
         **os.environ,
         "PYTHONPATH": os.pathsep.join([str(tree), str(tree / "tests" / "support")]),
@@ -82,34 +82,34 @@ def caught_by(tree: Path, test: str) -> tuple[bool, str]:
         process.communicate()
         return True, test
     if process.returncode in NO_TESTS:
-        return False, f"{test} is not there"
+        return False, f"{test} does not exist"
     if process.returncode not in (0, FAILED):
         return False, f"{test} cannot be collected"
     failure = re.search(r"^FAILED (.+?)( - .*)?$", out, re.MULTILINE)
     return process.returncode == FAILED, failure[1] if failure else ""
 
 
-def tried(mutant: Mutant, tree: Path) -> str:
-    """Return what became of ``mutant`` in ``tree``, which is as before then."""
+def run_mutant(mutant: Mutant, tree: Path) -> str:
+    """Apply ``mutant`` in ``tree``, run its tests, undo it, and return the result."""
     found = mutant.applied(tree)
     if found is None:
         return "does not fit"
     path, text = found
     before = path.read_text(encoding="utf-8")
     compile(text, str(path), "exec")
-    said = []
+    reasons = []
     for test in mutant.tests:
         path.write_text(text, encoding="utf-8")
         caught, what = caught_by(tree, test)
         path.write_text(before, encoding="utf-8")
         if caught and not caught_by(tree, what)[0]:
             return f"caught by {what.partition('[')[0]}"
-        said += [f"{what} fails without it, too" if caught else what] * bool(what)
-    return "; ".join(["SURVIVED", *said])
+        reasons += [f"{what} fails without it, too" if caught else what] * bool(what)
+    return "; ".join(["SURVIVED", *reasons])
 
 
-def noted(results: dict[str, str]) -> None:
-    """Write ``results`` beside those of other mutants, in the order of the list."""
+def write_results(results: dict[str, str]) -> None:
+    """Merge ``results`` into the file of results, in the order of the mutants."""
     lines = RESULTS.read_text(encoding="utf-8").splitlines() if RESULTS.exists() else []
     known = dict(line.split(": ", 1) for line in lines) | results
     text = "".join(f"{mutant.name}: {known[mutant.name]}\n" for mutant in MUTANTS if mutant.name in known)
@@ -117,11 +117,11 @@ def noted(results: dict[str, str]) -> None:
 
 
 def main() -> int:
-    """Try mutants, and print what became of each."""
+    """Run the mutants and print their results."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("words", nargs="*", help="of names of mutants; all if none is given")
-    parser.add_argument("--tree", type=Path, default=TREE, help="the code and its tests, this one's if none is given")
-    parser.add_argument("--fit", action="store_true", help="only tell which mutants do not fit")
+    parser.add_argument("words", nargs="*", help="parts of names of mutants; default: all")
+    parser.add_argument("--tree", type=Path, default=TREE, help="the tree with code and tests; default: this one")
+    parser.add_argument("--fit", action="store_true", help="only list the mutants that do not fit")
     options = parser.parse_args()
     chosen = [m for m in MUTANTS if not options.words or any(word in m.name for word in options.words)]
     survived = 0
@@ -133,10 +133,10 @@ def main() -> int:
                     print(mutant.name)
                 continue
             begun = time.monotonic()
-            result = tried(mutant, tree)
+            result = run_mutant(mutant, tree)
             survived += result.startswith("SURVIVED")
             print(f"{time.monotonic() - begun:5.0f} s  {mutant.name}: {result}", flush=True)
-            noted({mutant.name: result})
+            write_results({mutant.name: result})
     return int(survived > 0)
 
 

@@ -1,6 +1,6 @@
-"""The package works from a wheel, an editable install and a plain checkout, each from another folder.
+"""The package works from a wheel, an editable install and a plain checkout, used from another folder.
 
-A plain loop works with torch and numpy alone, Lightning's strategies with the extra for them; what lacks is named.
+A plain loop needs only torch and numpy, strategies need the Lightning extra, and error messages name missing extras.
 """
 
 import os
@@ -36,10 +36,8 @@ for name in ("algorithms", "models", "benchmarks"):
     assert found is None or "site-packages" not in pathlib.Path(found.origin).parts, name + " is in site-packages"
 print(gradfree.__file__)
 """
-# Triton comes with torch's builds for GPUs only, and nothing but the scan on a GPU asks for it.
-# Ray and Optuna come with extras of their own.
-# The plugin of pytest is for where pytest is.
-OPTIONAL = {"device", "triton_scan", "ray_workers", "search", "space", "study"}
+# Modules with optional imports: Triton (only in torch's builds for GPUs), Ray, and pytest.
+OPTIONAL = {"device", "triton_scan", "ray_workers"}
 MODULES = ["algorithms", "models", "benchmarks", "lightning", "testing"] + [
     path.stem for path in (ROOT / "gradfree").glob("[!_]*.py") if path.stem not in OPTIONAL
 ]
@@ -98,7 +96,7 @@ assert trainer.global_step == 2
 
 @pytest.fixture(scope="module")
 def bare(tmp_path_factory):
-    """A new environment with what gradfree needs from the constraints file, and nothing else."""
+    """A new environment with only gradfree's dependencies, from the constraints file."""
     folder = tmp_path_factory.mktemp("bare")
     python = new_environment(folder)
     install(python, "torch")
@@ -108,7 +106,7 @@ def bare(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def environment(bare, tmp_path_factory):
-    """One with what the extra for the benchmarks brings besides."""
+    """An environment that also has the dependencies of the extra "bench"."""
     folder = tmp_path_factory.mktemp("bench")
     python = new_environment(folder, bare)
     install_needs(python, f"{source(folder)}[bench]")
@@ -116,7 +114,7 @@ def environment(bare, tmp_path_factory):
 
 
 def new_environment(folder, below=None):
-    """Make an environment that has what ``below`` has; return its Python."""
+    """Create an environment that also sees the packages of ``below``; return its Python."""
     venv.create(folder, with_pip=True)
     if below is not None:
         (packages,) = folder.glob("lib/python*/site-packages")
@@ -130,7 +128,7 @@ def install(python, what, *options):
 
 
 def install_needs(python, what):
-    """Install what gradfree needs, without itself."""
+    """Install gradfree's dependencies without gradfree."""
     install(python, what)
     uninstall(python)
 
@@ -146,7 +144,7 @@ def run(*command, **options):
 
 
 def source(folder):
-    """Return a copy of the tracked and new files, so that building leaves no trace in the checkout."""
+    """Return a copy of tracked and new files, so that building does not change the checkout."""
     copy = folder / "source"
     if not copy.exists():
         names = run("git", "ls-files", "--cached", "--others", "--exclude-standard", cwd=ROOT).splitlines()
@@ -158,25 +156,25 @@ def source(folder):
 
 
 def use(python, elsewhere, **variables):
-    """Import everything in ``elsewhere``; return where gradfree came from."""
+    """Import everything in the folder ``elsewhere``; return the path of the imported gradfree."""
     code = USE.format(modules=MODULES, optional=OPTIONAL)
     return Path(run(python, "-c", code, cwd=elsewhere, env=clean() | variables).strip())
 
 
 def clean():
-    """The process's environment without what leads Python to other packages."""
+    """Return the environment without Python's variables, such as PYTHONPATH."""
     return {k: v for k, v in os.environ.items() if not k.startswith("PYTHON")}
 
 
 def refusal(*command, **options):
-    """Return the line in which a command says why it does nothing."""
+    """Return the one-line error of a command that fails with status 2."""
     done = subprocess.run([*map(str, command)], capture_output=True, text=True, **options)
     assert (done.returncode, done.stdout) == (2, "")
     (line,) = done.stderr.splitlines()
     return line
 
 
-def test_torch_and_numpy_are_enough_for_a_plain_loop(bare, tmp_path):
+def test_a_plain_loop_needs_only_torch_and_numpy(bare, tmp_path):
     install(bare, source(tmp_path))
     try:
         told = run(bare, "-c", PLAIN_LOOP, cwd=tmp_path, env=clean())
@@ -190,14 +188,14 @@ def test_torch_and_numpy_are_enough_for_a_plain_loop(bare, tmp_path):
         uninstall(bare)
 
 
-def test_the_extra_for_lightning_is_enough_for_a_strategy(bare, tmp_path):
+def test_a_strategy_needs_only_the_lightning_extra(bare, tmp_path):
     python = new_environment(tmp_path / "lightning", bare)
     install(python, f"{source(tmp_path)}[lightning]")
     run(python, "-c", STRATEGY, cwd=tmp_path, env=clean())
 
 
 def files_of_packages(checkout):
-    """Files in the folders that are packages, as an installation names them; records, scripts and clients are none."""
+    """Yield the installed names of all files in packages, without records, scripts and clients."""
     for folder, package in PACKAGES.items():
         for path in (checkout / folder).rglob("*"):
             inner = path.relative_to(checkout / folder).as_posix()
@@ -234,7 +232,7 @@ def test_editable_install(environment, tmp_path):
 
 
 def test_strict_editable_install_is_seen_by_type_checkers(environment, tmp_path):
-    """They follow files alone, and know nothing of the import hook of other editable installs."""
+    """Type checkers follow files and do not know the import hook of other editable installs."""
     checkout = source(tmp_path)
     strict = ("--no-deps", "--config-settings", "editable_mode=strict", "--editable")
     run(environment, "-m", "pip", "install", "--quiet", *strict, checkout)

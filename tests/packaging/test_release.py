@@ -1,4 +1,4 @@
-"""What a release needs agrees with itself: versions, papers, the public CI, the distribution's own description."""
+"""A release is consistent: versions, papers, the public CI, and the distribution's description."""
 
 import re
 import subprocess
@@ -22,7 +22,7 @@ def commands(job):
     return [step["run"] for step in CI["jobs"][job]["steps"] if "run" in step]
 
 
-def test_one_version_everywhere_and_the_changelog_begins_with_it():
+def test_versions_agree_everywhere():
     assert gradfree.__version__ == PROJECT["version"] == CITATION["version"]
     headings = re.findall(r"^## (\S+)(?: - (\S+))?$", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), re.MULTILINE)
     version, day = next(heading for heading in headings if heading[0] != "Unreleased")
@@ -30,7 +30,7 @@ def test_one_version_everywhere_and_the_changelog_begins_with_it():
     assert date.fromisoformat(day) == CITATION["date-released"]
 
 
-def test_the_papers_of_engines_are_cited_and_each_for_engines_that_there_are():
+def test_papers_of_engines_are_cited_with_existing_engines():
     pages = [ROOT / "README.md", *(ROOT / "docs" / "engines").glob("*.md")]
     text = "".join(page.read_text(encoding="utf-8") for page in pages)
     papers = {reference["url"]: reference for reference in CITATION["references"]}
@@ -41,7 +41,7 @@ def test_the_papers_of_engines_are_cited_and_each_for_engines_that_there_are():
         assert set(paper["notes"].split(", ")) <= set(gradfree.list_engines())
 
 
-def test_the_public_ci_runs_what_the_makefile_has_and_all_that_the_ci_here_runs():
+def test_the_public_ci_runs_all_targets_of_the_local_ci():
     targets = set(re.findall(r"^([\w-]+):.*##", MAKEFILE, re.MULTILINE))
     made = [command.split()[1] for command in commands("checks")]
     assert set(made) <= targets

@@ -1,4 +1,4 @@
-"""Cells of torch's and a user's own, in tasks whose gradients are compared."""
+"""Recurrent cells, torch's and users', in tasks whose gradients are compared."""
 
 import pytest
 import torch
@@ -26,7 +26,7 @@ class Leaky(nn.Module):
 
 
 class Writing(Leaky):
-    """A user's cell whose state comes out of a function that writes to its cotangent."""
+    """A user's cell whose state is the output of a function that changes its cotangent in place."""
 
     def forward(self, x, state):
         return Halving.apply(super().forward(x, state))
@@ -42,7 +42,7 @@ class TwoParts(Leaky):
 
 
 class Projecting(nn.Module):
-    """An LSTM cell whose output is read from its state."""
+    """An LSTM cell with an output computed from its state."""
 
     hidden_size, parts, output_size = HIDDEN, 2, 5
 
@@ -82,7 +82,7 @@ CELLS = {
 
 
 class Task:
-    """A layer with an input and an initial state, and a loss on all it returns."""
+    """A layer with an input, an initial state, and a loss on all outputs."""
 
     def __init__(self, cell, length, batch_first=False):
         make, widths = CELLS[cell]

@@ -1,6 +1,6 @@
-"""Scripts in processes of their own, forked from one that has imported what is slow to import.
+"""Scripts in separate processes, forked from a server that has imported all slow modules.
 
-It is also the one that the workers of benchmarks are forked from.
+The workers of the benchmarks are forked from the same server.
 """
 
 import multiprocessing
@@ -17,12 +17,12 @@ _SERVER.set_forkserver_preload([*PRELOADED, "gradfree.lightning", "gradfree.rank
 
 
 class Script:
-    """A process that runs a script, as ``python SCRIPT ARGUMENTS`` does.
+    """A process that runs a script like ``python SCRIPT ARGUMENTS``.
 
     Args:
-        script: its path.
-        arguments: behind the path.
-        environment: beside that of this process.
+        script: the script's path.
+        arguments: its arguments.
+        environment: variables added to this process's environment.
     """
 
     def __init__(self, script, *arguments, environment=None):
@@ -33,9 +33,9 @@ class Script:
         self._process.start()
 
     def ended(self, timeout=300):
-        """Wait for its end; return its exit status and what it has written to stdout and stderr.
+        """Wait for the end; return the exit status and the output on stdout and stderr.
 
-        One that has not ended after ``timeout`` seconds is killed, and has the status ``None``.
+        After ``timeout`` seconds the process is killed, and the status is ``None``.
         """
         self._process.join(timeout)
         status = self._process.exitcode
@@ -43,11 +43,11 @@ class Script:
         return status, self._written.read()
 
     def is_alive(self):
-        """Tell whether it has not ended."""
+        """Return whether the process is running."""
         return self._process.is_alive()
 
     def kill(self):
-        """End it, whatever it does."""
+        """Kill the process."""
         self._process.kill()
         self._process.join()
 

@@ -1,4 +1,4 @@
-"""What the tests of Lightning share: every registered engine on every kind of net that it takes, and quiet trainers."""
+"""Shared by the tests of Lightning: all engines on all kinds of nets that they accept, and quiet trainers."""
 
 import lightning.pytorch as pl
 import pytest
@@ -13,7 +13,7 @@ WITH_STATE = {
     "dsf gate, time": (("dsf", {"feedback": "gate"}), "time"),
     "foton kept F, layers": (("foton", {"refresh_feedback_every": 3, "orthogonalize_every": 3}), "layers"),
 }
-"""Engines whose next gradient depends on the steps before."""
+"""Engines with a state that earlier steps change."""
 
 REGISTERED = {
     f"{name}, {kind}": ((name, {}), kind)
@@ -21,7 +21,7 @@ REGISTERED = {
     for kind in KINDS
     if name not in ("auto", "forward_gradient") and gradfree.create_engine(name).validate(Net(kind)).ok
 }
-"""Every engine under its default options, but for that whose last bits depend on the clock, and the random one."""
+"""Every engine with default options, except ``auto``, which depends on the clock, and the random one."""
 
 RUNS = REGISTERED | {"foton streaming, layers": (("foton", {"streaming": True}), "layers")} | WITH_STATE
 
@@ -29,7 +29,7 @@ quiet = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning
 
 
 def over(runs):
-    """Parametrise a test over ``runs``, as ``engine`` and ``kind``."""
+    """Parametrize a test by ``engine`` and ``kind`` over ``runs``."""
     return pytest.mark.parametrize(
         ("engine", "kind"),
         [(gradfree.create_engine(name, **options), kind) for (name, options), kind in runs.values()],
@@ -42,14 +42,14 @@ def strategy(engine, **options):
 
 
 def fresh(kind, make=PlainModule, **options):
-    """Return a module in float32, the same at every call."""
+    """Return a new float32 module, equal at every call."""
     torch.manual_seed(0)
     torch.set_default_dtype(torch.float32)
     return make(kind, **options)
 
 
 def trainer(folder, engine=None, **options):
-    """Return a Trainer for two epochs that prints and keeps nothing; without an engine, Lightning's own."""
+    """Return a quiet Trainer for two epochs; without an engine, with Lightning's default strategy."""
     quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "accelerator": "cpu"}
     quiet |= {"limit_val_batches": 1, "num_sanity_val_steps": 0}
     usual = {"max_epochs": 2, "enable_checkpointing": False, "strategy": strategy(engine) if engine else "auto"}
@@ -57,6 +57,6 @@ def trainer(folder, engine=None, **options):
 
 
 def is_bare(module):
-    """Tell whether no engine is attached to ``module``."""
+    """Return whether no engine is attached to ``module``."""
     hooked = any(m._forward_hooks or m._forward_pre_hooks for m in module.modules())
     return not hooked and not any("forward" in vars(m) for m in module.modules())

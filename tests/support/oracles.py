@@ -1,4 +1,4 @@
-"""What results are held against, and by how much they may differ; what a refusal must leave as it was."""
+"""Reference computations, comparisons, and checks that a refusal changed nothing."""
 
 import copy
 
@@ -8,7 +8,7 @@ WIDTH = 4
 
 
 def loop(terms, factors, reverse):
-    """The recurrence, one step after the other."""
+    """The recurrence, step by step."""
     y, per_step = torch.zeros_like(terms), factors.dim() == terms.dim()
     carried = torch.zeros_like(terms[0])
     for t in reversed(range(len(terms))) if reverse else range(len(terms)):
@@ -29,7 +29,7 @@ FACTORS = {
 
 
 class Halving(torch.autograd.Function):
-    """Halves its cotangent where it lies, as it may in autograd where nothing else reads it."""
+    """Halves its cotangent in place, which autograd allows if nothing else reads it."""
 
     @staticmethod
     def forward(ctx, x):
@@ -46,13 +46,13 @@ def assert_close(actual, expected):
 
 
 def off_by(actual, expected):
-    """Return the largest difference, relative to the largest number of the same tensor."""
+    """Return the largest difference, relative to the largest entry of the same tensor."""
     largest = [max(e.abs().max().item(), 1e-300) for e in expected]
     return max((a - e).abs().max().item() / size for a, e, size in zip(actual, expected, largest, strict=True))
 
 
 def snapshot(model):
-    """Return everything of a model that a refused attach or pass might have changed."""
+    """Return the state of a model that a refused attach or pass must not change."""
     hooks = [(len(m._forward_hooks), len(m._forward_pre_hooks)) for m in model.modules()]
     return copy.deepcopy(model.state_dict()), hooks, [p.grad is None for p in model.parameters()]
 

@@ -1,4 +1,4 @@
-"""Covers of all pairs of values, in place of full products: most faults need two settings to show, hardly one three."""
+"""Pairwise test parameters instead of full products: most faults show with a combination of two settings."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ Pair = tuple[int, Any, int, Any]
 
 
 def pairwise(**axes: Iterable[Any]) -> pytest.MarkDecorator:
-    """Parametrize a test by rows in which every two values of any two axes meet at least once."""
+    """Parametrize a test by rows that contain every pair of values of any two axes."""
     return pytest.mark.parametrize(tuple(axes), cover(product(*axes.values())))
 
 
 def cover(rows: Iterable[Sequence[Any]]) -> list[Sequence[Any]]:
-    """Return some of ``rows`` in which every two values meet that meet in any: always the same, by greed."""
+    """Return a subset of ``rows`` that contains all their pairs of values, by a deterministic greedy algorithm."""
     found = {tuple(row): pairs(row) for row in rows}
     wanted = set().union(*found.values())
-    # A row's gain only ever falls: who still has the greatest when looked at again is the best.
+    # A row's gain never rises: if the recomputed gain of the first row is unchanged, it is the maximum.
     gains = [(-len(gain), n, row) for n, (row, gain) in enumerate(found.items())]
     heapify(gains)
     chosen = []
@@ -38,5 +38,5 @@ def cover(rows: Iterable[Sequence[Any]]) -> list[Sequence[Any]]:
 
 
 def pairs(row: Sequence[Any]) -> set[Pair]:
-    """Return every two values of a row, with their places."""
+    """Return all pairs of values of a row, with their positions."""
     return {(a, row[a], b, row[b]) for a, b in combinations(range(len(row)), 2)}

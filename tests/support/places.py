@@ -1,10 +1,10 @@
-"""Where things lie in a checkout."""
+"""Folders of a checkout."""
 
 from pathlib import Path
 
 SUPPORT = Path(__file__).parent
 ROOT = SUPPORT.parents[1]
 DOCS = ROOT / "docs"
-# The folders that are packages, and what an installation calls them.
+# The folders that are packages, and the packages' installed names.
 PACKAGES = {"gradfree": "gradfree"} | {name: f"gradfree.{name}" for name in ("algorithms", "models", "benchmarks")}
 RESULTS = ROOT / "benchmarks" / "results"

@@ -1,4 +1,4 @@
-"""LightningModules and data that know nothing of gradfree: this file imports without it."""
+"""LightningModules and data without any code for gradfree: this file does not import it."""
 
 import lightning.pytorch as pl
 import torch
@@ -10,7 +10,7 @@ KINDS = ("layers", "blocks", "time")
 
 
 class Block(nn.Module):
-    """x + g(x); with ``saves_memory`` g runs again in the backward pass."""
+    """x + g(x); with ``saves_memory``, g is checkpointed."""
 
     def __init__(self, width, saves_memory=False):
         super().__init__()
@@ -24,7 +24,7 @@ class Block(nn.Module):
 
 
 class Net(nn.Module):
-    """Plain layers, residual blocks or a GRU in the middle: every engine takes one of the kinds or more."""
+    """A net of plain layers, residual blocks or a GRU: every engine accepts at least one kind."""
 
     def __init__(self, kind, saves_memory=False):
         super().__init__()
@@ -45,7 +45,7 @@ class Net(nn.Module):
 
 
 class PlainModule(pl.LightningModule):
-    """What anyone would write."""
+    """A usual LightningModule."""
 
     def __init__(self, kind, lr=0.1, batch_size=8, saves_memory=False):
         super().__init__()

@@ -1,6 +1,6 @@
-"""Scripts that run as the ranks of one process group, as under torchrun, and what they leave behind.
+"""Scripts that run as the ranks of one process group, as under torchrun, and their results.
 
-They are called as ``python SCRIPT FOLDER`` with the environment of torchrun, and write what they find to
+They are called as ``python SCRIPT FOLDER`` with the environment of torchrun, and write their results to
 FOLDER/<rank>.pt.
 """
 
@@ -9,7 +9,7 @@ from forked_scripts import Script
 
 
 def start_ranks(script, *arguments, ranks=2):
-    """Start them; what they store outlives each of them, as with torchrun."""
+    """Start the ranks; the store outlives each of them, as with torchrun."""
     store = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port), "WORLD_SIZE": str(ranks), "NODE_RANK": "0"}
     shared |= {"TORCHELASTIC_USE_AGENT_STORE": "True"}
@@ -20,7 +20,7 @@ def start_ranks(script, *arguments, ranks=2):
 
 
 def run_ranks(script, *arguments, ranks=2):
-    """Start them, and see them end well; where one does not, none goes on."""
+    """Run the ranks and assert that all succeed; if one fails, kill the others."""
     started = start_ranks(script, *arguments, ranks=ranks)
     try:
         for rank in started:
@@ -32,12 +32,12 @@ def run_ranks(script, *arguments, ranks=2):
 
 
 def results_of_ranks(folder, script, ranks=2):
-    """Return what each rank of ``script`` has written."""
+    """Return the results of each rank of ``script``."""
     run_ranks(script, folder, ranks=ranks)
     return [torch.load(folder / f"{rank}.pt") for rank in range(ranks)]
 
 
 def leave():
-    """End together: gloo's threads abort a process that ends while another still talks to it."""
+    """Wait for all ranks, then end: gloo's threads abort a process that ends while another communicates with it."""
     torch.distributed.barrier()
     torch.distributed.destroy_process_group()

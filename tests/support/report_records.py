@@ -1,4 +1,4 @@
-"""Records made up so that every figure of a report is known, and views of what becomes of them."""
+"""Made-up records with known figures, and functions that read them from reports."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ TRACEBACK = "Traceback (most recent call last):\n  File ...\nRuntimeError: out o
 
 
 def trained(row, validation, test, cosine=1.0, task=TASK, device="cpu"):
-    """Ids and records of training runs with these scores, one a seed."""
+    """Yield ids and records of training runs with these scores, one for each seed."""
     for seed, (v, t) in enumerate(zip(validation, test, strict=True)):
         probes = [{"step": 0, "cosine": cosine, "relative_error": 1 - cosine}]
         results = {"losses": [], "fidelity": probes, "validation": v, "test": t}
@@ -35,13 +35,13 @@ def trained(row, validation, test, cosine=1.0, task=TASK, device="cpu"):
 
 
 def failed(case, error=TRACEBACK):
-    """Id and record of a case that crashed."""
+    """Return the id and record of a failed case."""
     name, record = fake(case, {})
     return name, {**record, "error": error}
 
 
 def rounds(label, ratio, mib):
-    """A row's costs, if the baseline's step takes 10 ms."""
+    """Return a row's costs; the baseline's step takes 10 ms."""
     ratios = ratio, ratio - 0.01, ratio + 0.01
     time, *time_quartiles = (r / 100 for r in ratios)
     return {
@@ -55,7 +55,7 @@ def rounds(label, ratio, mib):
 
 
 def timed(backprop, chain, highway):
-    """Id and record of the costs of all rows: each row's step time as a multiple of the first's, and MiB."""
+    """Return the id and record of the costs of all rows, each given by its step time's ratio and its MiB."""
     rows = {"backprop": backprop, "backprop via chain": chain, "highway_bp k=1": highway}
     return fake(speed(), {"rows": [rounds(label, *costs) for label, costs in rows.items()]})
 
@@ -70,7 +70,7 @@ RECORDS = dict([*TRAININGS, timed((1.0, 4), (1.25, 5), (0.5, 10))])
 
 @cache
 def committed(name):
-    """The report that the committed records of a suite make now."""
+    """Return the report made now from the committed records of a suite."""
     return SuiteReport.of(name, SUITES[name], RecordFile(RESULTS / name / "records.jsonl").read())
 
 
@@ -79,36 +79,31 @@ def markdown(*sections):
 
 
 def table_rows(text):
-    """The cells of a Markdown table, without its head."""
+    """Return the cells of a Markdown table, without its head."""
     return [[c.strip() for c in line.strip("|").split("|")] for line in text.splitlines() if line.startswith("|")][2:]
 
 
-def texts(section):
-    """The cells of a section's table, without its head."""
-    return [[cell.text for cell in row] for row in section.rows]
-
-
 def section_of(experiment, records):
-    """What an experiment shows of these records, ``None`` if nothing."""
+    """Return the section of an experiment with these records, ``None`` if there are no facts."""
     found = list(findings((experiment,), records))
     return experiment.section(found[0][1]) if found else None
 
 
 def chart(section, ending):
-    """The chart whose title ends so."""
+    """Return the chart whose title ends with ``ending``."""
     (found,) = (chart for chart in section.charts if chart.title.endswith(ending))
     return found
 
 
 def lines(chart):
-    """The points of each line by label, and the value of each level, a line that has no place on the other axis."""
+    """Return the points of each line by label; for a point without ``x``, its ``y``."""
     found = {}
     for label, x, y in chart.points.select("label", "x", "y").iter_rows():
         found.setdefault(label, []).append([x, y])
     return {label: points if points[0][0] is not None else points[0][1] for label, points in found.items()}
 
 
-def told(section, **where):
-    """Value, ends of the interval and number of runs of the one fact that is so."""
+def fact_values(section, **where):
+    """Return the value, both ends of the interval, and the number of runs of the only fact with these columns."""
     (row,) = select(section.facts, **where).iter_rows(named=True)
     return row["value"], row["low"], row["high"], row["n"]

@@ -1,4 +1,4 @@
-"""Tiny models of Hugging Face from configurations, with random weights, and trainings of them by its Trainer."""
+"""Tiny Hugging Face models with random weights, and their training by the Trainer."""
 
 import logging
 
@@ -10,7 +10,7 @@ WORDS, LENGTH = 50, 12
 
 
 def quiet():
-    """Keep the library from telling of configurations that nobody would train with."""
+    """Silence the library's warnings about unusual configurations."""
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
     logging.getLogger("transformers").setLevel(logging.ERROR)
@@ -24,7 +24,7 @@ def gpt2(**options):
 
 
 def bert(**options):
-    """With its norms behind the sums: what residual paths carry moves as it trains."""
+    """A post-norm model, whose skip connections change during training."""
     quiet()
     torch.manual_seed(0)
     sizes = {"hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 64}
@@ -32,7 +32,7 @@ def bert(**options):
 
 
 def mixtral():
-    """With a loss on the logits of routers, which hooks of the library keep from inside blocks."""
+    """A model with a loss on the router logits, which hooks of the library collect inside blocks."""
     quiet()
     torch.manual_seed(0)
     sizes = {"hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 64}
@@ -42,7 +42,7 @@ def mixtral():
 
 
 def bart():
-    """An encoder and a decoder."""
+    """A model with encoder and decoder."""
     quiet()
     torch.manual_seed(0)
     sizes = {f"{part}_{name}": size for part in ("encoder", "decoder") for name, size in _PART.items()}
@@ -63,7 +63,7 @@ def vit():
 
 
 class Examples(torch.utils.data.Dataset):
-    """64 examples for one of the models, the same each time."""
+    """64 fixed examples for one of the models."""
 
     def __init__(self, model):
         self.images = model.main_input_name == "pixel_values"
@@ -80,7 +80,7 @@ class Examples(torch.utils.data.Dataset):
 
 
 def train(model, folder, callbacks=(), steps=6, resume=None, **options):
-    """Return the Trainer that has trained ``model`` on batches of four."""
+    """Train ``model`` on batches of four; return the Trainer."""
     arguments = TrainingArguments(
         str(folder),
         max_steps=steps,

@@ -10,7 +10,7 @@ MODEL, DATA = "user_module:build", "user_module:loader"
 
 
 def ended(capsys, *args):
-    """Exit code, output and error of a command that ends the process."""
+    """Return exit code, output and error output of a command that exits."""
     with pytest.raises(SystemExit) as end:
         main(args)
     return end.value.code, *capsys.readouterr()
@@ -18,18 +18,18 @@ def ended(capsys, *args):
 
 @pytest.fixture
 def uncompiled(monkeypatch):
-    """Compiling takes longer than everything else, in a process that does not know of patches."""
+    """Skip compiling, which is slow and runs in another process, without patches."""
     monkeypatch.setattr("gradfree.benchmarks.advice.advising.compiled_cost", lambda *_: "not compiled")
 
 
 @pytest.mark.slow
-def test_the_answer_comes_first_and_every_engine_is_told_of_if_asked_for(capsys, tmp_path, uncompiled, monkeypatch):
+def test_the_answer_comes_first_and_verbose_lists_every_engine(capsys, tmp_path, uncompiled, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     main(["advise", MODEL, "--budget", "20s", "--out", str(tmp_path), "--verbose"])
     out = capsys.readouterr().out
     assert out.startswith(("Take ", "Stay with autograd"))
     assert f"A training step of {MODEL} on {DATA}: batch (16, 4), (16,); cpu," in " ".join(out.split())
-    # One table, not in pieces: its head is there once.
+    # The table is not split: its head appears once.
     assert out.count("cosine") == 1 + out.count("(cosine")
     (head,) = [line for line in out.splitlines() if "cosine" in line and "MiB" in line]
     assert head.index("ms") < head.index("×") < head.index("cosine")
@@ -68,7 +68,7 @@ def test_the_answer_comes_first_and_every_engine_is_told_of_if_asked_for(capsys,
         ),
     ],
 )
-def test_what_cannot_be_advised_on_is_an_error_in_a_line(args, message, capsys, monkeypatch):
+def test_unusable_arguments_are_a_one_line_error(args, message, capsys, monkeypatch):
     monkeypatch.setattr("torch.accelerator.is_available", lambda: False)
     code, _, err = ended(capsys, "advise", *args)
     assert code == 2
@@ -76,7 +76,7 @@ def test_what_cannot_be_advised_on_is_an_error_in_a_line(args, message, capsys, 
     assert message in err
 
 
-def test_a_model_that_keeps_its_state_between_batches_is_told_to_detach_it(capsys):
+def test_the_error_for_a_stateful_model_says_to_detach_the_state(capsys):
     code, _, err = ended(capsys, "advise", "user_module:build_stateful", "--data", DATA)
     assert code == 2
     assert "state.detach()" in err

@@ -1,4 +1,4 @@
-"""Which settings have a turn: somebody always, nobody who is refused or has the gradient of another."""
+"""Which rows a contest times: at least one, and none that is refused or has the gradient of another row."""
 
 import pytest
 import user_module
@@ -12,21 +12,21 @@ from gradfree.benchmarks.suites.rows import iterated
 JOB = Job("user_module:build", "user_module:loader", None, None, "cpu")
 
 
-def test_of_settings_of_one_gradient_one_is_tried():
+def test_only_one_of_several_rows_with_equal_gradients_is_tried():
     _, rows = rows_to_try(user_module.build(), None, list_engines())
     labels = {row.label for row in rows}
     assert {"highway_bp k=0", "fixed_point k=1"} <= labels
     assert not {"dsf feedback=gate", "truncated window=2"} & labels
 
 
-def test_one_engine_is_tried_though_the_time_is_over():
+def test_one_engine_is_tried_even_without_time_left():
     standings = contest(JOB, JOB.build(), iterated("highway_bp", 0, 1), Budget(0.0), lambda _: None)
     assert [c.row.label for c in standings.contestants] == ["backprop", "highway_bp k=0"]
     assert standings.untried == ["highway_bp k=1"]
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_what_is_refused_on_the_first_batch_is_not_timed():
+def test_an_engine_refused_on_the_first_batch_is_not_timed():
     standings = contest(JOB, JOB.build(), (Row("foton", "foton", {}), *iterated("highway_bp", 0)), Budget(1.0), str)
     assert [c.row.label for c in standings.contestants] == ["backprop", "highway_bp k=0"]
     assert "foton" in standings.failures

@@ -1,4 +1,4 @@
-"""A user's model and batches, as they are."""
+"""The user's batches and losses are used unchanged."""
 
 import torch
 import user_module
@@ -20,7 +20,7 @@ def test_batches_are_those_of_the_loader():
     assert torch.equal(job("user_module:named").batches[0][0], user_module.pair()[0][:20])
 
 
-def test_losses_are_the_outputs_own_or_what_is_usual_for_the_targets(monkeypatch):
+def test_the_default_loss_is_the_outputs_own_or_depends_on_the_targets(monkeypatch):
     x, y = user_module.pair()
     model = job().build()
     assert torch.equal(job().loss_of(model, (x, y)), nn.functional.cross_entropy(model(x), y))

@@ -1,4 +1,4 @@
-"""What was measured on a user's own model and data is measured anew when these change, and only then."""
+"""Cases with the user's model and data run again if and only if code or data change."""
 
 import io
 import os
@@ -82,27 +82,27 @@ def folder(tmp_path):
 
 
 def fresh(function, *args):
-    """Call ``function`` in a process that has imported nothing of the user's."""
+    """Call ``function`` in a process that has not imported the user's modules."""
     context = get_context("forkserver")
     context.set_forkserver_preload(PRELOADED)
     with ProcessPoolExecutor(1, context) as pool:
         return pool.submit(function, *args).result()
 
 
-def plan(folder, *loaders):
-    """Return the id of a case on the data of each loader, and what the user is told."""
+def ids_of(folder, *loaders):
+    """Return the id of a case on the data of each loader, and the messages for the user."""
     os.chdir(folder)
     sys.path.insert(0, str(folder))
-    # What is forked from one server has one state.
+    # Processes forked from one server start with equal random states.
     for seed in (random.seed, np.random.seed, torch.seed):
         seed()
-    with redirect_stderr(io.StringIO()) as told:
+    with redirect_stderr(io.StringIO()) as messages:
         tasks = [own_task("theirs:build", {}, f"theirs:{name}", None, None) for name in loaders]
-    return [training(PLAIN, task=task).id for task in tasks], told.getvalue()
+    return [training(PLAIN, task=task).id for task in tasks], messages.getvalue()
 
 
 def edit(file, text):
-    """Append to ``file``, which keeps its times."""
+    """Append ``text`` to ``file`` and restore its times."""
     times = file.stat()
     file.write_text(file.read_text() + text)
     os.utime(file, ns=(times.st_atime_ns, times.st_mtime_ns))
@@ -110,28 +110,28 @@ def edit(file, text):
 
 @pytest.mark.processes
 @pytest.mark.slow
-def test_changed_examples_are_other_cases(folder):
-    """Not so what is only written anew, shuffled or augmented: no run would ever find its records."""
+def test_changed_examples_give_other_case_ids(folder):
+    """Rewritten, shuffled or augmented data keep their ids: otherwise no run would find its records."""
     loaders = "read", "shuffled", "shuffled_anew", "augmented"
-    before, told = fresh(plan, folder, *loaders)
-    assert not told
+    before, messages = fresh(ids_of, folder, *loaders)
+    assert not messages
     (folder / "table.csv").touch()
-    assert fresh(plan, folder, *loaders) == (before, "")
+    assert fresh(ids_of, folder, *loaders) == (before, "")
     table = folder / "table.csv"
     table.write_text(table.read_text().replace("39,", "38,", 1))
-    after, _ = fresh(plan, folder, *loaders)
+    after, _ = fresh(ids_of, folder, *loaders)
     assert len({*before, *after}) == 8
 
 
 def digest(module):
-    """Of the files as they are now."""
+    """Return the digest of the current files."""
     source_digest.cache_clear()
     return source_digest(module)
 
 
 @pytest.mark.parametrize("file", ["parts/__init__.py", "parts/blocks.py", "parts/numbers.py", "lazy/sub/late.py"])
-def test_a_changed_import_is_another_case(folder, file, monkeypatch):
-    """In a package, by a relative import, through another module, in a function, in folders without an __init__."""
+def test_a_changed_import_gives_another_digest(folder, file, monkeypatch):
+    """For imports in a package, relative, indirect, in a function, and from folders without an __init__."""
     monkeypatch.syspath_prepend(folder)
     before = digest("theirs")
     for other in ("unrelated.py", "table.csv"):
@@ -143,7 +143,7 @@ def test_a_changed_import_is_another_case(folder, file, monkeypatch):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.bool, torch.complex64])
-def test_an_example_is_its_input_with_its_target(dtype):
+def test_the_digest_depends_on_examples_but_not_on_their_order(dtype):
     x, y = torch.arange(12).view(3, 2, 2) % 5, torch.tensor([0, 1, 1])
     digest = examples_digest({"train": Split(x.to(dtype), y)})
     order = torch.tensor([2, 0, 1])
@@ -171,14 +171,14 @@ class Mine(FixedPoint):
 
 
 def planned(folder, capsys, *options):
-    """The cases of a run with an engine from a file, and what is said of them."""
+    """Return the output of a run with an engine from a file."""
     source_digest.cache_clear()
     given = ["--tasks", "digits", "--engines", "{own_engine:Mine: {gain: 2}, autograd: }", "--seeds", "1"]
     main(["bench", "run", *given, "--out", str(folder / "out"), *options])
     return capsys.readouterr().out
 
 
-def test_an_engine_by_import_path_has_cases_of_its_own_and_a_changed_one_is_run_anew(folder, monkeypatch, capsys):
+def test_cases_of_an_engine_by_import_path_run_again_when_its_file_changes(folder, monkeypatch, capsys):
     torch.set_default_dtype(torch.float32)
     (folder / "own_engine.py").write_text(OWN)
     monkeypatch.syspath_prepend(folder)

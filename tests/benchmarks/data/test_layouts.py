@@ -1,4 +1,4 @@
-"""The layouts of data sets that docs/guides/data.md tells are those that tasks read: stand-ins can be trained on."""
+"""Tasks can read data sets with the layouts in docs/guides/data.md."""
 
 import re
 from dataclasses import replace
@@ -20,7 +20,7 @@ ROW = re.compile(r"^\| (`[\w-]+`(?:, `[\w-]+`)*) \| ([^|]+) \| ([\w, ]+) \| ([^|
 
 
 def layouts():
-    """Columns, splits and a word on the examples of each set, as the page has them."""
+    """Yield name, columns, splits and description of each set on the page."""
     for names, columns, splits, examples in ROW.findall((DOCS / "guides/data.md").read_text(encoding="utf-8")):
         for name in re.findall(r"`([\w-]+)`", names):
             yield name, (re.findall(r"`(\w+)`", columns), splits.split(", "), examples)
@@ -30,7 +30,7 @@ LAYOUTS = dict(layouts())
 
 
 def users():
-    """The tasks that take a stored set, one for each set and way to read it."""
+    """Return one task for each stored set, class of data and model."""
     named = [
         *TASKS.values(),
         *(experiment.task for suite in SUITES.values() for experiment in suite if hasattr(experiment, "task")),
@@ -46,7 +46,7 @@ def pictures(shape, columns, count):
 
 
 def stand_in(folder, name):
-    """Write what the page tells of a set, small."""
+    """Write a small set with the layout on the page."""
     columns, splits, examples = LAYOUTS[name]
     for split in splits:
         if "×" in examples:
@@ -65,13 +65,13 @@ def root(tmp_path, monkeypatch):
     return tmp_path
 
 
-def test_every_set_that_is_read_has_its_layout_on_the_page():
+def test_the_page_has_the_layout_of_every_set():
     assert {name for name, _, _ in users()} == LAYOUTS.keys()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("task", users().values(), ids=lambda task: task.name)
-def test_a_stand_in_of_the_layout_can_be_trained_on(task, root):
+def test_tasks_train_on_small_sets_of_the_documented_layout(task, root):
     stand_in(root, task.data.name)
     small = {"train": 20, "validation": 10} if isinstance(task.data, Images) else {"length": 8}
     task = replace(task, data=replace(task.data, **small), batch_size=4)

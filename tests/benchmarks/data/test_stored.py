@@ -1,4 +1,4 @@
-"""Stored sets: how they are found, and how a text becomes sequences."""
+"""Stored sets: how they are found, and how texts become token sequences."""
 
 import datasets
 import numpy as np
@@ -48,8 +48,8 @@ def test_words_are_the_most_frequent_ones_and_the_ends_of_lines(root):
     assert (test.inputs.tolist(), test.targets.tolist()) == ([[rare, cat], [end, rare]], [[cat, end], [rare, end]])
 
 
-def test_pieces_are_bytes_and_what_stands_together_most_often(root):
-    """256 bytes in the alphabet's order, then " a" + "b" and the like; nothing is unknown."""
+def test_pieces_are_bytes_and_the_most_frequent_merges(root):
+    """The 256 bytes come first, then merges such as " a" + "b"; no token is unknown."""
     store(root, train=["ab ab ab ab"], validation=["ab ab ab ab"], test=["é ab ab"])
     pieces = Text("tiny", unit="piece", vocabulary=258, length=2, held_out=9)
     train, _, test = pieces()
@@ -59,8 +59,8 @@ def test_pieces_are_bytes_and_what_stands_together_most_often(root):
     assert train.targets[0].tolist() == [257, 257]
 
 
-def test_a_set_is_read_once_and_then_from_disk(root, monkeypatch):
-    """Another process starts with nothing in memory, and decodes and tokenizes nothing."""
+def test_a_set_is_read_once_and_then_loaded_from_the_cache(root, monkeypatch):
+    """With an empty memory cache, nothing is decoded or tokenized again."""
     store(root, train=["abcabc"], validation=["abc"], test=["cba"])
     first = CHARACTERS()
     stored._load.cache_clear()
@@ -72,7 +72,7 @@ def test_a_set_is_read_once_and_then_from_disk(root, monkeypatch):
 
 
 @pytest.mark.parametrize(("shape", "channels"), [((2, 3), 1), ((2, 3, 3), 3)])
-def test_images_come_with_channels_first_by_the_training_images_mean_and_variance(root, shape, channels):
+def test_images_have_channels_first_and_are_normalised_by_the_training_images(root, shape, channels):
     (root / "tiny").mkdir()
     features = Features({"picture": Image(), "label": Value("int64")})
     pixels = {"train": range(6), "test": range(50, 53)}
@@ -91,9 +91,9 @@ def test_images_come_with_channels_first_by_the_training_images_mean_and_varianc
 
 
 @pytest.mark.parametrize("command", [["run", "--suite", "text"], ["run", "--suite", "text", "--data", "nowhere"]])
-def test_what_is_missing_is_said_before_anything_starts(command, tmp_path, monkeypatch, capsys):
+def test_a_missing_set_is_an_error_before_the_run_starts(command, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    # Set and deleted: whatever --data sets is undone too.
+    # Set first, so that monkeypatch also undoes what --data sets.
     monkeypatch.setenv(DATA_ROOT, "")
     monkeypatch.delenv(DATA_ROOT)
     with pytest.raises(SystemExit) as ended:
@@ -127,7 +127,7 @@ def test_what_is_missing_is_said_before_anything_starts(command, tmp_path, monke
         ),
     ],
 )
-def test_a_set_of_another_layout_is_refused_with_what_it_has(given, columns, message):
+def test_a_set_of_another_layout_is_refused_and_the_error_lists_what_it_has(given, columns, message):
     splits = DatasetDict(train=Dataset.from_dict(columns))
     with pytest.raises(UsageError, match=message):
         given.read(splits)

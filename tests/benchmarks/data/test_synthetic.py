@@ -1,4 +1,4 @@
-"""The tasks are what their docstrings say, by an independent computation."""
+"""The synthetic tasks follow their docstrings, checked by an independent computation."""
 
 import pytest
 import torch
@@ -60,10 +60,10 @@ def test_parity_is_one_for_an_odd_number_of_ones(length):
         assert target == odd
 
 
-def test_recall_counts_the_symbols_alone():
+def test_recall_counts_only_the_symbols():
     _, targets = copying(16, 3, generator())
     logits = F.one_hot(targets, COPYING_VOCABULARY).double()
-    logits[:, :-10] = 0.0  # Whatever is said in place of the blanks.
+    logits[:, :-10] = 0.0  # Predictions for blanks do not matter.
     logits[:8, -5:] = F.one_hot(torch.tensor(BLANK), COPYING_VOCABULARY).double()
     metric = recall_accuracy()
     metric.update(logits, targets)

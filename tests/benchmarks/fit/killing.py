@@ -1,4 +1,4 @@
-"""A callback that kills its own process, in a module of its own: the command line imports it by name."""
+"""A callback that kills its process, in a separate module that the command line can import."""
 
 import os
 import signal
@@ -7,7 +7,7 @@ import lightning.pytorch as pl
 
 
 class Kill(pl.Callback):
-    """kill -9 when the batch after ``steps`` optimizer steps is there."""
+    """Sends SIGKILL at the start of the batch after ``steps`` optimizer steps."""
 
     def __init__(self, steps: int):
         self.steps = steps

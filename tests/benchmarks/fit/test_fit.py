@@ -1,4 +1,4 @@
-"""``gradfree fit``: the page's commands run, train as a loop by hand does, and go on after kill -9 to the last bit."""
+"""``gradfree fit``: the page's commands run, train like a manual loop, and resume exactly after SIGKILL."""
 
 import csv
 import re
@@ -24,12 +24,12 @@ USUAL += ["--trainer.devices=1", "--trainer.limit_val_batches=1", "--trainer.log
 
 @pytest.fixture(autouse=True)
 def page(tmp_path, monkeypatch):
-    """The page's module lies in the current folder."""
+    """Write the page's module into the current folder."""
     (code,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
     (tmp_path / "my_module.py").write_text(code)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
-    # Lightning puts the seed there.
+    # Lightning sets this variable.
     monkeypatch.setenv("PL_GLOBAL_SEED", "0")
     torch.set_default_dtype(torch.float32)
     yield
@@ -37,7 +37,7 @@ def page(tmp_path, monkeypatch):
 
 
 def losses(folder, *arguments):
-    """The training's losses by step."""
+    """Train and return the losses by step."""
     main(["fit", *USUAL, *arguments, "--trainer.logger=CSVLogger", f"--trainer.logger.save_dir={folder}"])
     (file,) = Path(folder).rglob("metrics.csv")
     with file.open(newline="") as rows:
@@ -56,7 +56,7 @@ def test_the_commands_of_the_page_run(tmp_path, capsys):
     assert len(losses("logs", "--config=engine.yaml", "--trainer.max_steps=2")) == 2
 
 
-def test_it_trains_as_a_loop_by_hand_does(tmp_path):
+def test_fit_gives_the_losses_of_a_manual_loop(tmp_path):
     found = losses(
         "logs", "--seed_everything=0", "--model.dropout=0.0", "--trainer.max_steps=4", "--trainer.strategy=dsf"
     )
@@ -84,8 +84,8 @@ def test_it_trains_as_a_loop_by_hand_does(tmp_path):
     [("dsf", 3, 13, 12), ("highway_bp", 8, 9, 8)],
     ids=["in the middle of an epoch", "at the end of an epoch"],
 )
-def test_a_killed_run_goes_on_to_the_last_bit(strategy, every, kill, first, tmp_path):
-    """kill -9 in an epoch, with dropout; resumed, under another seed, every loss is the uninterrupted run's."""
+def test_a_killed_run_resumes_with_equal_losses(strategy, every, kill, first, tmp_path):
+    """With dropout, and resumed with another seed, every loss equals the uninterrupted run's."""
     run = [f"--trainer.strategy={strategy}", "--trainer.max_epochs=3", "--trainer.limit_train_batches=8"]
     run += [f"--checkpoint.every_n_train_steps={every}", "--seed_everything=0"]
     whole = losses("whole", *run, "--checkpoint.dirpath=whole")
@@ -109,7 +109,7 @@ def test_a_killed_run_goes_on_to_the_last_bit(strategy, every, kill, first, tmp_
         (["--model.depht=3"], "depht"),
     ],
 )
-def test_what_cannot_be_done_is_said_in_a_line(arguments, message, tmp_path, capsys):
+def test_invalid_arguments_are_a_one_line_error(arguments, message, tmp_path, capsys):
     with pytest.raises(SystemExit) as ended:
         main(["fit", *USUAL, "--trainer.logger=false", *arguments])
     assert ended.value.code == 2

@@ -1,4 +1,4 @@
-"""What a case measures, and that its name stands for all it depends on."""
+"""The results of cases, and ids that depend on all settings."""
 
 from dataclasses import dataclass, field, fields, replace
 from functools import cache
@@ -23,18 +23,18 @@ from gradfree.benchmarks.training.comparison import Comparison
 
 @cache
 def measured():
-    """What a comparison of speed comes to."""
+    """Return the rows of a speed case."""
     return speed().run()["rows"]
 
 
-def test_a_case_run_twice_gives_the_same_bits():
+def test_a_case_run_twice_gives_equal_results():
     assert training(HIGHWAY).run() == training(HIGHWAY).run()
     assert training(HIGHWAY).run() != training(HIGHWAY, seed=1).run()
 
 
-def test_rows_differ_in_nothing_but_the_engine():
+def test_rows_differ_only_in_the_engine():
     plain, chain, highway = (training(row).run() for row in (PLAIN, CHAIN, HIGHWAY))
-    # Without an engine there is nothing that computes cotangents by itself.
+    # Without an engine there are no recorded cotangents.
     states = [state for probe in chain["fidelity"] for state in probe.pop("states")]
     assert all(cosine == ratio == 1 for _, cosine, ratio in states)
     assert chain == plain
@@ -52,8 +52,8 @@ def test_training_results():
 
 
 @pytest.mark.parametrize("score", [TASK.score, DIGITS.score])
-def test_a_model_that_returns_nan_has_no_accuracy(score):
-    """The largest of ten NaN is the first: a network of NaN would have a tenth of all digits right."""
+def test_the_score_of_a_model_that_returns_nan_is_nan(score):
+    """The argmax of NaN is the first class, which would be right for a tenth of all digits."""
     width = 1 if score is TASK.score else 10
     split = Split(torch.zeros(4, width), torch.zeros((4, 1) if width == 1 else 4, dtype=torch.long))
     assert score.of(torch.nn.Identity(), split) == 100.0
@@ -61,7 +61,7 @@ def test_a_model_that_returns_nan_has_no_accuracy(score):
     assert isnan(score.of(torch.nn.Identity(), spoilt))
 
 
-def test_the_baseline_of_a_speed_comparison_is_one():
+def test_the_baseline_has_ratio_one():
     baseline, chain, highway = measured()
     assert set(baseline["times"]) != {baseline["time"]}
     assert baseline["ratio"] == 1
@@ -109,16 +109,16 @@ def test_peak_memory_of_known_work():
     ],
     ids=lambda case: case.id,
 )
-def test_whatever_changes_the_results_changes_the_name(other):
+def test_every_setting_changes_the_id(other):
     assert other.id != training(HIGHWAY).id
 
 
-def test_a_record_written_yesterday_is_found_today():
-    """Another digest means that users' records are run again: right if the meaning of a case has changed."""
+def test_the_id_of_a_case_is_stable():
+    """Another digest makes users run their cases again: change it only if the meaning of a case changes."""
     assert training(HIGHWAY, task=DIGITS).id == "training/digits/highway_bp k=1/cpu/seed 0/aa502916"
 
 
-def test_a_field_that_is_added_later_changes_no_name_but_by_its_value():
+def test_an_added_field_changes_the_id_only_if_it_is_not_at_its_default():
     @dataclass(frozen=True)
     class LaterTask(type(TASK)):
         schedule: str = field(default="one cycle", metadata=ADDED)
@@ -143,7 +143,7 @@ def test_suites_are_well_formed(suite):
             row.create_engine()
         if isinstance(part, Comparison):
             assert part.rows[0].options == {"plain": True}
-            # Weights are looked at where they must be orthogonal, and take long to draw elsewhere.
+            # Orthogonal models need real weights; drawing those of others takes long.
             with torch.device("cpu" if part.task.model.startswith(("orthogonal", "lenet")) else "meta"):
                 model = part.task.create_model(0)
             assert all(row.create_engine().validate(model, part.task.chains).ok for row in part.rows)
@@ -151,8 +151,8 @@ def test_suites_are_well_formed(suite):
 
 
 @pytest.mark.parametrize("name", sorted(path.parent.name for path in RESULTS.glob("*/records.jsonl")))
-def test_the_published_records_are_of_the_suite_as_it_is(name):
-    """Others would be shown nowhere: run the suite again, or delete what is out of date."""
+def test_committed_records_belong_to_the_current_suite(name):
+    """Other records would not be shown: run the suite again, or delete old records."""
     records = RecordFile(RESULTS / name / "records.jsonl").read()
     seeds = 1 + max(seed for record in records.values() for seed in record["seeds"])
     wanted = {case.id for case in cases(SUITES[name], seeds, "cpu", records) if case}
@@ -161,6 +161,6 @@ def test_the_published_records_are_of_the_suite_as_it_is(name):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(path.parent.name for path in RESULTS.glob("*/report.md")))
-def test_committed_reports_are_what_the_records_give_now(name):
-    """A change of the reports' words or statistics is published with it: `gradfree bench report` writes them anew."""
+def test_committed_reports_equal_those_made_now(name):
+    """If texts or statistics of reports change, write the reports again with `gradfree bench report`."""
     assert committed(name).markdown() == (RESULTS / name / "report.md").read_text(encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Records keep their ids: what stands in them is called the same, whatever file it lies in now."""
+"""Records keep their ids: names in records do not depend on the files of functions and classes."""
 
 import hashlib
 import re
@@ -23,14 +23,14 @@ _WRITTEN = {
     "dsf-wikitext-small": "1806fba2005e5066",
     "foton-depth-small": "47771bcc4e2585f4",
 }
-"""Of the ids of all cases of each suite, as version 0.1 wrote them (``rnn`` and ``forward-only`` have fewer cases
-since, the steps of ``forward-only`` a row more and no memory by depth); but for engines without
-a temperature, whose option says now that it was 1."""
+"""Digests of the ids of all cases of each suite, as version 0.1 wrote them. Since then, ``rnn`` and ``forward-only``
+have lost cases, the steps of ``forward-only`` have gained a row, and engines without a temperature have the option 1.
+"""
 
 
 @pytest.mark.parametrize(("suite", "digest"), _WRITTEN.items(), ids=_WRITTEN)
-def test_version_0_1_wrote_the_same_ids(suite, digest):
-    """Others would run users' suites again from the start, and show nothing of committed records."""
+def test_ids_equal_those_of_version_0_1(suite, digest):
+    """With other ids, users' suites would run again, and committed records would not be shown."""
     names = [
         case.id
         for device in ("cpu", "cuda")
@@ -42,7 +42,7 @@ def test_version_0_1_wrote_the_same_ids(suite, digest):
     assert hashlib.sha256("\n".join(sorted(names)).encode()).hexdigest()[:16] == digest
 
 
-def test_a_model_of_ones_own_has_the_id_that_version_0_1_wrote():
+def test_the_id_of_a_users_model_equals_that_of_version_0_1():
     given = {"name": "my:build", "model": "my:build", "options": {}, "learning_rate": 1e-3, "batch_size": 32}
     own = {"data": Loaded(Imported("my:loader", "0123abcd")), "builder": Builder("my:build", "4567cdef"), "steps": 200}
     of_numbers = Task(
@@ -53,7 +53,7 @@ def test_a_model_of_ones_own_has_the_id_that_version_0_1_wrote():
     assert training(task=of_classes).id.endswith("/161e44e3")
 
 
-def test_classes_of_equal_fields_are_not_one_case():
+def test_classes_with_equal_fields_have_different_ids():
     @dataclass(frozen=True)
     class OtherTask(type(TASK)):
         pass
@@ -63,7 +63,7 @@ def test_classes_of_equal_fields_are_not_one_case():
     assert training(task=other).id != training().id
 
 
-def test_a_function_of_ones_own_is_called_by_its_module():
+def test_a_users_function_is_recorded_with_module_and_digest():
     assert re.fullmatch("tiny_suite.points @[0-9a-f]{8}", recorded_name(points))
     assert recorded_name(torch.nn.functional.mse_loss) == "torch.nn.functional.mse_loss"
     assert training(task=replace(TASK, loss=cross_entropy)).config["task"]["loss"] == (

@@ -1,4 +1,4 @@
-"""Where records come from, and the warning where that is not one place."""
+"""The provenance of records, and the warning if environments differ."""
 
 import shutil
 import subprocess
@@ -23,8 +23,8 @@ def test_one_environment_is_one_line_and_no_warning():
     assert list(provenance.warnings()) == []
 
 
-def test_every_difference_is_a_warning_but_the_device():
-    """Sections are made device by device: nothing in them is mixed."""
+def test_every_difference_except_the_device_is_a_warning():
+    """Each section has one device, so nothing is mixed."""
     provenance = Provenance([record(), record(torch="2.6.0", dirty=True), record(device="NVIDIA H100")])
     assert len(list(provenance.lines())) == 3
     assert list(provenance.warnings()) == [
@@ -34,9 +34,8 @@ def test_every_difference_is_a_warning_but_the_device():
 
 
 @pytest.mark.skipif(shutil.which("git") is None, reason="git is not there")
-def test_records_in_the_checkout_do_not_make_its_code_another(tmp_path, monkeypatch):
-    """A run that adds to published records would mark itself as one with uncommitted changes."""
-
+def test_new_records_do_not_make_the_checkout_dirty(tmp_path, monkeypatch):
+    """A run that adds records to the checkout is not marked as one with uncommitted changes."""
     monkeypatch.setattr(environment, "_git", environment._git.__wrapped__)
     monkeypatch.setattr(checkout, "ROOT", tmp_path)
     monkeypatch.setattr(checkout, "IS_CHECKOUT", True)

@@ -1,4 +1,4 @@
-"""Records survive whatever happens to the process that writes them."""
+"""Records survive crashes of the process that writes them."""
 
 import errno
 import json
@@ -17,7 +17,7 @@ def record(case, results):
     return {"schema": SCHEMA, "case": case, "results": results}
 
 
-def test_a_record_comes_back_as_it_was(tmp_path):
+def test_a_record_is_read_as_it_was_written(tmp_path):
     file, case = RecordFile(tmp_path / "records.jsonl"), training(HIGHWAY, seed=3)
     made = measure(case)
     file.append(made)
@@ -32,8 +32,8 @@ def test_a_record_comes_back_as_it_was(tmp_path):
 
 
 @pytest.mark.parametrize("torn", ['{"schema": 1, "ca', json.dumps(record("c", {})), "{"])
-def test_a_torn_last_line_does_not_count_and_is_replaced(tmp_path, torn):
-    """Whole or not: a line without its end was not finished."""
+def test_an_incomplete_last_line_is_ignored_and_replaced(tmp_path, torn):
+    """Even if the JSON is complete: a line without a line end is unfinished."""
     file = RecordFile(tmp_path / "records.jsonl")
     file.append(record("a", {"x": 1}))
     with file.path.open("a") as raw:
@@ -54,8 +54,8 @@ def test_records_of_a_newer_schema_are_refused_and_kept(tmp_path):
     assert file.path.read_bytes() == before
 
 
-def test_what_cannot_be_read_or_written_is_said_before_anything_runs(tmp_path, monkeypatch):
-    """A folder where the file should be, a folder that only others may write to."""
+def test_an_unreadable_or_unwritable_file_is_an_error(tmp_path, monkeypatch):
+    """Tried with a folder in place of the file, and with a folder without write permission."""
     file = RecordFile(tmp_path / "records.jsonl")
     file.path.mkdir()
     with pytest.raises(UsageError, match=r"records\.jsonl cannot be read: Is a directory"):
@@ -81,7 +81,7 @@ def test_a_failure_does_not_hide_a_result(tmp_path):
 
 @pytest.mark.parametrize("written", [0, 10])
 def test_a_full_disk_loses_nothing_that_was_written(tmp_path, monkeypatch, written):
-    """Whether or not some bytes of the record still fit: the file is as before, and the message says what to do."""
+    """Whether or not some bytes of the record still fit, the file is unchanged and the message has a remedy."""
     file = RecordFile(tmp_path / "records.jsonl")
     file.append(record("a", {}))
     before, write, room = file.path.read_bytes(), os.write, [written]
@@ -111,7 +111,7 @@ def test_a_full_disk_loses_nothing_that_was_written(tmp_path, monkeypatch, writt
         '{"schema": 0, "case": "a", "results": {}}',
     ],
 )
-def test_a_line_that_is_no_record_is_named(tmp_path, line):
+def test_the_error_names_an_invalid_line(tmp_path, line):
     file = RecordFile(tmp_path / "records.jsonl")
     file.append(record("a", {"x": 1}))
     with file.path.open("a") as raw:

@@ -1,4 +1,4 @@
-"""What all charts of a report keep: a look for each label, names and units on axes, room for every marker."""
+"""Charts of reports: one color a label, units on axes, tooltips, valid Vega-Lite."""
 
 import json
 import re
@@ -14,9 +14,6 @@ from tiny_suite import SUITE
 
 from gradfree.benchmarks.reports.drawing import looks, spec
 from gradfree.benchmarks.reports.report import sections
-from gradfree.benchmarks.tables.chart import Axis, Chart, points
-from gradfree.benchmarks.tables.column import Figure
-from gradfree.benchmarks.tables.facts import Estimate, fact, table
 
 WITHOUT_UNIT = {
     "engine",
@@ -33,7 +30,7 @@ WITHOUT_UNIT = {
 
 @pytest.fixture(scope="module")
 def published():
-    """Every chart of the committed reports, by suite and title, as a page has it."""
+    """Every chart of the committed reports: suite, title and specification."""
     found = []
     for name in sorted(path.parent.name for path in RESULTS.glob("*/records.jsonl")):
         charts = committed(name).charts
@@ -43,24 +40,23 @@ def published():
 
 
 def drawn(chart):
-    """A chart by itself, as a page has it."""
+    """Return the specification of a single chart."""
     return spec(chart, looks([chart]))
 
 
 def channels(spec, name):
-    """Each encoding of this name in the layers of a chart."""
+    """Return the encodings of this name in all layers of a chart."""
     return [layer["encoding"][name] for layer in spec["layer"] if name in layer.get("encoding", {})]
 
 
 def colors(spec):
-    """The color of each label."""
+    """Return the color of each label."""
     scales = [channel["scale"] for channel in channels(spec, "color") if "scale" in channel]
     return dict(pair for scale in scales for pair in zip(scale["domain"], scale["range"], strict=True))
 
 
 @pytest.mark.slow
-def test_a_label_looks_the_same_in_all_charts_of_a_report(published):
-    """Whatever other rows they have."""
+def test_a_label_has_one_color_in_all_charts_of_a_report(published):
     found = defaultdict(set)
     for name, _, one in published:
         for label, color in colors(one).items():
@@ -70,8 +66,8 @@ def test_a_label_looks_the_same_in_all_charts_of_a_report(published):
 
 
 @pytest.mark.slow
-def test_charts_are_what_vega_lite_takes(published):
-    """One of each build: which marks there are, with which channels, and how their axes lie."""
+def test_charts_are_valid_vega_lite(published):
+    """Checked for one chart of each combination of marks, channels and scales."""
     built = {}
     for *_, one in published:
         kinds = [channel.get("scale", {}).get("type") for axis in "xy" for channel in channels(one, axis)]
@@ -84,7 +80,7 @@ def test_charts_are_what_vega_lite_takes(published):
 
 
 @pytest.mark.slow
-def test_every_axis_has_a_name_and_its_unit_and_every_point_a_tooltip(published):
+def test_axes_have_units_and_points_have_tooltips(published):
     for name, title, one in published:
         for axis in ("x", "y"):
             for label in {c["title"] for c in channels(one, axis) if "title" in c and c["type"] != "nominal"}:
@@ -93,18 +89,8 @@ def test_every_axis_has_a_name_and_its_unit_and_every_point_a_tooltip(published)
 
 
 def test_a_click_on_the_legend_filters():
-    """It does if Vega listens to the legend, which it does not where the filter is bound to a layer without one."""
+    """Vega has a signal for the legend, which is missing if the filter is bound to a layer without a legend."""
     (section,) = sections(SUITE, RECORDS)
     compiled = vl_convert.vegalite_to_vega(json.dumps(drawn(chart(section, "accuracy against step time"))))
     assert "label_legend" in json.dumps([s for s in compiled["signals"] if s["name"].startswith("shown")])
     assert '"shown_store' in json.dumps(compiled["marks"]).replace("\\", "")
-
-
-def errors(*values):
-    """A chart of errors, of which each may be off by 50."""
-    facts = table(
-        fact("error", "%", Estimate(v, v - 50, v + 50, 3), row=f"engine {n}", series=f"engine {n}", at=n + 1.0)
-        for n, v in enumerate(values)
-    )
-    found = points(facts, "at", Figure("error"))
-    return Chart("errors", found, Axis("size (count)", "counts"), Axis("error (%)", "log"))

@@ -3,17 +3,17 @@
 from html.parser import HTMLParser
 
 import polars as pl
-from report_records import RECORDS, texts
+from report_records import RECORDS
 from tiny_suite import SUITE
 
 from gradfree.benchmarks.reports.publication import page, publish
-from gradfree.benchmarks.reports.report import SuiteReport
+from gradfree.benchmarks.reports.report import SuiteReport, texts
 
 VOID = {"meta", "img", "br", "hr", "link"}
 
 
 class Page(HTMLParser):
-    """Checks that every tag is closed in its turn; collects cells, figures, addresses and scripts."""
+    """Checks that tags are nested correctly; collects cells, figures, addresses and scripts."""
 
     def __init__(self, text):
         super().__init__()
@@ -51,7 +51,7 @@ def report(records=RECORDS):
     return SuiteReport.of("tiny & small", SUITE, records)
 
 
-def test_the_page_is_whole_and_needs_nothing_from_elsewhere():
+def test_the_page_is_valid_and_self_contained():
     text = page(report())
     found = Page(text)
     assert text.startswith("<!DOCTYPE html>")
@@ -61,7 +61,7 @@ def test_the_page_is_whole_and_needs_nothing_from_elsewhere():
     assert {address[1:] for address in found.addresses} <= set(found.ids)
     assert "@import" not in text.partition("<script>")[0]
     assert "url(" not in text.partition("<script>")[0]
-    # What draws is in it, and those who do without scripts are told.
+    # It includes the drawing scripts, and has a message for browsers without scripts.
     assert any("vegaEmbed" in script for script in found.scripts)
     assert "noscript" in found.tags
 
@@ -79,8 +79,8 @@ def test_csv_and_parquet_have_every_number(tmp_path):
     publish(report(), tmp_path)
     facts = report().facts
     assert facts["section"].unique().to_list() == [section.title for section in report().sections]
-    # A row has 9 of single runs, 3 means, 4 costs, a difference, a rate, its failures and its place on the front; one
-    # has defaults; model, optimizer, batches and rate are those of all.
+    # Each row has 9 facts of single runs, 3 means, 4 costs, a difference, a rate, failures and the front; one row has
+    # defaults; model, optimizer, batch size and rate are common to all.
     assert len(facts) == 3 * 20 + 1 + 4
     assert pl.read_parquet(tmp_path / "report.parquet").equals(facts)
     read, kept = pl.read_csv(tmp_path / "report.csv", schema=facts.schema), ("row", "seed", "value", "low", "high", "n")

@@ -1,4 +1,4 @@
-"""Tables and sentences from records made up so that every figure is known."""
+"""Tables and sentences of reports on made-up records with known figures."""
 
 import errno
 import io
@@ -6,7 +6,7 @@ from dataclasses import replace
 from math import nan
 
 import pytest
-from report_records import RECORDS, TRAININGS, failed, markdown, table_rows, timed, told, trained
+from report_records import RECORDS, TRAININGS, fact_values, failed, markdown, table_rows, timed, trained
 from rich.console import Console
 from tiny_suite import CHAIN, HIGHWAY, PLAIN, SUITE, TASK, training
 
@@ -57,11 +57,11 @@ def test_the_terminal_shows_every_figure_in_eighty_columns():
     assert " ".join(text.split()).endswith(WORDS[-1])
 
 
-def test_the_sentences_follow_from_the_figures():
+def test_the_report_has_the_expected_sentences():
     assert bullets(markdown(*sections(SUITE, RECORDS)))[: len(WORDS)] == WORDS
 
 
-def test_a_run_that_diverged_is_called_so():
+def test_a_diverged_run_is_shown_as_diverged():
     records = RECORDS | dict(trained(CHAIN, [nan, 97, 97], [nan, 96, 96]))
     (summary,) = sections(SUITE, records)
     assert table_rows(markdown(summary))[1][1] == "diverged"
@@ -69,11 +69,11 @@ def test_a_run_that_diverged_is_called_so():
     assert summary.remarks == WORDS[3:]
 
 
-def test_failed_runs_count_as_missing_and_are_told():
+def test_failed_runs_count_as_missing_and_are_listed():
     some = RECORDS | dict([failed(training(CHAIN, seed=1))])
     summary, failures = sections(SUITE, some)
     assert table_rows(markdown(summary))[1][:2] == ["backprop via chain", "96.00 ± 0.00"]
-    # The seeds that are left differ by 1 and by -1: t is 12.706.
+    # The other seeds differ by 1 and -1: t is 12.706.
     assert summary.verdicts[1] == (
         "1.25× slower than autograd at 1.25× the memory, accuracy +0.00 ± 12.71 (too few seeds to tell); "
         "failed with 1 of 3 seeds: RuntimeError: out of | memory"
@@ -89,7 +89,7 @@ def test_failed_runs_count_as_missing_and_are_told():
     assert "seeds: 3" in summary.title
 
 
-def test_records_of_another_configuration_do_not_count():
+def test_records_of_another_configuration_are_ignored():
     stale = dict(trained(HIGHWAY, [50, 50, 50], [50, 50, 50], task=replace(TASK, steps=8)))
     stale |= dict([failed(training(HIGHWAY, task=replace(TASK, steps=8), seed=9))])
     whole, own = (SuiteReport.of("", SUITE, records).markdown() for records in (RECORDS | stale, RECORDS))
@@ -103,10 +103,10 @@ def test_devices_are_not_mixed():
     cpu, cuda = sections(SUITE, RECORDS | other)
     for section, device, score in ((cpu, "cpu", 96), (cuda, "cuda", 50)):
         assert section.facts["device"].unique().to_list() == [device]
-        assert told(section, metric="test accuracy", row="autograd")[0] == score
+        assert fact_values(section, metric="test accuracy", row="autograd")[0] == score
 
 
-def test_report_prints_and_writes_what_the_records_say(tmp_path, monkeypatch, capsys):
+def test_the_command_report_prints_and_writes_the_report(tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(SUITES, "tiny", SUITE)
     file = RecordFile(tmp_path / "records.jsonl")
     for record in dict([*RECORDS.items(), failed(training(CHAIN, seed=3))]).values():
@@ -121,23 +121,23 @@ def test_report_prints_and_writes_what_the_records_say(tmp_path, monkeypatch, ca
     assert all(written.values())
 
 
-def test_every_number_is_told_with_its_unit_and_interval():
+def test_facts_have_units_and_intervals():
     (section,) = sections(SUITE, RECORDS)
     row = "highway_bp k=1"
-    value, low, high, seeds = told(section, row=row, metric="test accuracy, difference to autograd", unit="%")
+    value, low, high, seeds = fact_values(section, row=row, metric="test accuracy, difference to autograd", unit="%")
     assert (value, seeds) == (-6, 3)
     assert (low, high) == pytest.approx((-28.36, 16.36), abs=0.01)
-    assert told(section, row=row, metric="step time", unit="s")[:3] == (0.005, 0.0049, 0.0051)
-    assert told(section, row=row, metric="step time", unit="× autograd")[:3] == (0.5, 0.49, 0.51)
-    assert told(section, row=row, metric="peak memory", unit="MiB")[0] == 10
-    assert told(section, row=row, metric="peak memory", unit="× autograd")[0] == 2.5
-    assert told(section, row=row, metric="validation accuracy", unit="%")[0] == 91
-    assert told(section, row=row, metric="cosine with the exact gradient", unit="1")[0] == 0.75
-    assert told(section, row=row, metric="on the Pareto front", unit="1")[0] == 1
-    assert told(section, row="backprop via chain", metric="on the Pareto front", unit="1")[0] == 0
-    assert told(section, row=row, metric="learning rate", unit="1")[0] == TASK.learning_rate
-    assert told(section, row=row, metric="failed runs", unit="1")[0] == 0
-    runs = [told(section, row=row, metric="test accuracy", seed=seed)[0] for seed in range(3)]
+    assert fact_values(section, row=row, metric="step time", unit="s")[:3] == (0.005, 0.0049, 0.0051)
+    assert fact_values(section, row=row, metric="step time", unit="× autograd")[:3] == (0.5, 0.49, 0.51)
+    assert fact_values(section, row=row, metric="peak memory", unit="MiB")[0] == 10
+    assert fact_values(section, row=row, metric="peak memory", unit="× autograd")[0] == 2.5
+    assert fact_values(section, row=row, metric="validation accuracy", unit="%")[0] == 91
+    assert fact_values(section, row=row, metric="cosine with the exact gradient", unit="1")[0] == 0.75
+    assert fact_values(section, row=row, metric="on the Pareto front", unit="1")[0] == 1
+    assert fact_values(section, row="backprop via chain", metric="on the Pareto front", unit="1")[0] == 0
+    assert fact_values(section, row=row, metric="learning rate", unit="1")[0] == TASK.learning_rate
+    assert fact_values(section, row=row, metric="failed runs", unit="1")[0] == 0
+    runs = [fact_values(section, row=row, metric="test accuracy", seed=seed)[0] for seed in range(3)]
     assert runs == [80, 90, 100]
 
 
@@ -156,7 +156,7 @@ ANSWERS = [
 
 @pytest.mark.parametrize(("ratios", "answer"), ANSWERS)
 def test_a_report_begins_with_the_answer(ratios, answer):
-    """Everywhere: who reads no further has it."""
+    """On the terminal and in Markdown."""
     chain, highway = ratios
     report = SuiteReport.of(
         "",
@@ -176,13 +176,13 @@ def test_a_report_begins_with_the_answer(ratios, answer):
 
 
 @pytest.mark.parametrize("scores", [[50, 51, 52], [50, 70, 98]], ids=["worse", "maybe much worse"])
-def test_a_faster_row_that_is_worse_is_no_answer(scores):
-    """Nor one that is not seen to be so for nothing but the width of its interval."""
+def test_a_faster_row_with_a_worse_score_is_not_the_answer(scores):
+    """Also if the difference is insignificant only because its interval is wide."""
     (section,) = sections(SUITE, RECORDS | dict(trained(HIGHWAY, [1, 1, 1], scores, cosine=0.75)))
     assert "the nearest is backprop via chain" in section.answer
 
 
-def test_a_report_that_cannot_be_written_leaves_the_one_before(tmp_path, monkeypatch):
+def test_a_report_that_cannot_be_written_does_not_change_the_old_one(tmp_path, monkeypatch):
     report = SuiteReport.of("tiny", SUITE, RECORDS)
     publish(report, tmp_path)
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
@@ -196,8 +196,8 @@ def test_a_report_that_cannot_be_written_leaves_the_one_before(tmp_path, monkeyp
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
-def test_what_an_error_says_neither_moves_the_cursor_nor_makes_markdown():
-    """Escape sequences of a coloured message, a bell, and signs that Markdown takes for more than themselves."""
+def test_error_messages_are_escaped_for_terminal_and_markdown():
+    """Tried with escape sequences of a colored message, a bell, and Markdown's special characters."""
     spoilt = "ValueError: \x1b[31mred\x1b[0m \x07<b>bold</b> | `code` *star* [a](b) __x__ k_1"
     records = RECORDS | dict([failed(training(CHAIN, seed=3), spoilt)])
     report = SuiteReport.of("", SUITE, records)

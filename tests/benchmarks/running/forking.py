@@ -1,4 +1,4 @@
-"""Processes that begin with everything imported, as forks of one that has; that takes most of a process's time."""
+"""Forked processes, which need no time for imports."""
 
 import os
 import sys
@@ -6,7 +6,7 @@ import traceback
 
 
 def fork(work, *args):
-    """Let a process of its own do ``work``; return its id."""
+    """Call ``work`` in a forked process; return its id."""
     sys.stdout.flush()
     child = os.fork()
     if child:

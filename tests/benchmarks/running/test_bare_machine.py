@@ -1,4 +1,4 @@
-"""Suites run where nothing is installed that draws, or reads data sets; reports can be made elsewhere."""
+"""Suites run without the packages that draw reports or read data sets; the report can be made elsewhere."""
 
 import os
 import subprocess
@@ -9,7 +9,7 @@ import pytest
 from gradfree.benchmarks.records.records import RecordFile
 from gradfree.cli import main
 
-# Not scipy nor tokenizers: torchmetrics imports them where they are installed.
+# Without scipy and tokenizers, which torchmetrics imports if they are installed.
 ABSENT = ("altair", "datasets", "joblib", "jsonargparse", "PIL", "polars", "rich", "sklearn", "vl_convert")
 RUN = """
 import sys
@@ -21,7 +21,7 @@ run("tiny_suite:suite", Path(sys.argv[1]), seeds=1, jobs=2)
 
 @pytest.fixture
 def bare(tmp_path, monkeypatch):
-    """Runs code in processes that cannot import ``ABSENT``, nor can the workers that they start."""
+    """Return a function that runs code in a process that, like its workers, cannot import ``ABSENT``."""
     (tmp_path / "sitecustomize.py").write_text(f"import sys\nsys.modules.update(dict.fromkeys({ABSENT}))\n")
     path = os.pathsep.join(map(str, [tmp_path, *(folder for folder in sys.path if folder)]))
 
@@ -36,7 +36,7 @@ def bare(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.processes
-def test_a_suite_runs_and_its_report_is_made_elsewhere(bare, tmp_path, capsys):
+def test_a_suite_runs_without_the_packages_for_reports(bare, tmp_path, capsys):
     folder = tmp_path / "results"
     said = bare(RUN, folder)
     assert f"gradfree bench report --out {folder}" in said

@@ -1,4 +1,4 @@
-"""``gradfree bench run`` on a suite of seconds, in real worker processes."""
+"""``gradfree bench run`` on a tiny suite, in real worker processes."""
 
 import json
 import os
@@ -44,7 +44,7 @@ def run(folder, *options):
     main(["bench", "run", "--suite", "tiny", "--out", str(folder), "--jobs", "2", "--seeds", "2", *options])
 
 
-def test_interrupted_a_run_keeps_what_is_finished_and_does_the_rest_later(tmp_path, monkeypatch, capsys):
+def test_an_interrupted_run_keeps_its_records_and_can_be_continued(tmp_path, monkeypatch, capsys):
     file = RecordFile(tmp_path / "records.jsonl")
     append = RecordFile.append
 
@@ -52,7 +52,7 @@ def test_interrupted_a_run_keeps_what_is_finished_and_does_the_rest_later(tmp_pa
         append(self, record)
         signal.raise_signal(signal.SIGINT)
 
-    # A process that a shell started in the background ignores it.
+    # A background process of a shell ignores SIGINT.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     with monkeypatch.context() as patch:
         patch.setattr(RecordFile, "append", append_and_press_ctrl_c)
@@ -78,10 +78,10 @@ def test_interrupted_a_run_keeps_what_is_finished_and_does_the_rest_later(tmp_pa
 
 
 def assert_equal_bits(records):
-    """One thread each: which worker runs a case, and beside what, does not change its numbers."""
+    """Results do not depend on the worker: autograd and the exact engine have equal numbers."""
     results = {key: record["results"] for key, record in records.items() if record["kind"] == "training"}
     for result in results.values():
-        # Only an engine that solves chains has cotangents to show.
+        # Only engines that solve chains record cotangents.
         result["fidelity"] = [{**probe, "states": None} for probe in result["fidelity"]]
     plain, chain = (
         [r for key, r in results.items() if f"/{label}/" in key] for label in ("backprop", "backprop via chain")
@@ -104,7 +104,7 @@ from gradfree.benchmarks.running.workers import Workers
 MOMENTS = ("after writing", "while writing", "before writing", "never")
 
 class Here:
-    """Runs cases in this process: one start of workers is enough to see that none is left behind."""
+    """Runs cases in this process; only one moment is tried with workers, as starting them takes time."""
     jobs = 1
 
     def run(self, cases):
@@ -129,13 +129,13 @@ def run(moment):
     file = RecordFile(path) if moment == "never" else Killed(path)
     file.moment = moment
     if moment == "before writing":
-        # One of the workers would go on for ever.
+        # One of the workers never ends.
         run_cases(lambda records: [training(task=replace(TASK, data=endless)), *many_cases()], file, Workers(2))
     else:
         run_cases(lambda records: many_cases(), file, Here())
 
 def ends(process):
-    """Tell whether a process that is not ours ends within a minute; end it otherwise."""
+    """Return whether a process that is not a child ends within a minute; otherwise kill it."""
     with suppress(ProcessLookupError):
         if not select.select([os.pidfd_open(process)], [], [], 60)[0]:
             os.kill(process, signal.SIGKILL)
@@ -143,31 +143,31 @@ def ends(process):
     return True
 
 if __name__ == "__main__":
-    # Daemons may not start processes.
+    # Daemons must not start processes.
     multiprocessing.current_process().daemon = False
     path = Path("records.jsonl")
-    told = [(exit_code(fork(run, moment)), len(RecordFile(path).read())) for moment in MOMENTS]
+    exits = [(exit_code(fork(run, moment)), len(RecordFile(path).read())) for moment in MOMENTS]
     workers = Path("left behind").read_text().split()
-    Path("told").write_text(json.dumps([told, [ends(int(worker)) for worker in workers]]))
+    Path("result").write_text(json.dumps([exits, [ends(int(worker)) for worker in workers]]))
 '''
 
 
-def test_a_sweep_of_thirty_cases_killed_three_times_has_thirty_records_in_the_end(tmp_path, monkeypatch):
-    """None is lost, none is there twice, none is broken; no process is left behind."""
+def test_a_run_killed_three_times_ends_with_one_record_of_each_case(tmp_path, monkeypatch):
+    """No record is lost, duplicated or broken, and no process is left behind."""
     (tmp_path / "killed.py").write_text(KILLED)
     monkeypatch.chdir(tmp_path)
     status, said = Script(tmp_path / "killed.py").ended()
     assert status == 0, said
-    told, ended = json.loads((tmp_path / "told").read_text())
-    assert told == [[-9, 4], [-9, 7], [-9, 10], [0, 30]]
+    exits, ended = json.loads((tmp_path / "result").read_text())
+    assert exits == [[-9, 4], [-9, 7], [-9, 10], [0, 30]]
     assert ended == [True]
     records = [json.loads(line) for line in (tmp_path / "records.jsonl").read_text().splitlines()]
     assert sorted(record["case"] for record in records) == sorted(case.id for case in many_cases())
     assert not any("error" in record for record in records)
 
 
-def test_a_case_that_fails_has_a_record_and_the_run_goes_on(tmp_path, monkeypatch, capsys):
-    """Raising, killed as if out of memory, or leaving: the others are run, the report is made, the end is an error."""
+def test_a_failed_case_has_a_record_and_the_other_cases_run(tmp_path, monkeypatch, capsys):
+    """For cases that raise, are killed or exit: the other cases run, the report is made, and the command fails."""
     losing = [Comparison(replace(TASK, data=data, name=data.__name__), (PLAIN,)) for data in (failing, killed, leaving)]
     monkeypatch.setitem(SUITES, "tiny", (*losing, *SUITE))
     with pytest.raises(SystemExit) as ended:
@@ -187,7 +187,7 @@ def test_a_case_that_fails_has_a_record_and_the_run_goes_on(tmp_path, monkeypatc
     assert "OSError: no such points" in message
 
 
-def test_what_failed_is_left_alone_until_a_retry(tmp_path, monkeypatch, capsys):
+def test_failed_cases_run_again_only_with_retry(tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(SUITES, "tiny", (Comparison(replace(TASK, data=points_if_there), (PLAIN,)),))
     file, options = RecordFile(tmp_path / "records.jsonl"), ("--seeds", "1")
     monkeypatch.setenv("POINTS", "")
@@ -203,8 +203,8 @@ def test_what_failed_is_left_alone_until_a_retry(tmp_path, monkeypatch, capsys):
     assert ["error" in record for record in file.read().values()] == [False, False]
 
 
-def test_two_shards_are_one_run(tmp_path, monkeypatch):
-    """Each has a file of its own, and trials on the same shard as what waits for them."""
+def test_two_shards_have_the_records_of_one_run(tmp_path, monkeypatch):
+    """Each shard has its own file, with trials and the cases that depend on them on the same shard."""
     monkeypatch.setitem(SUITES, "tiny", (*SUITE, replace(TUNED, task=replace(TASK, name="tuned"))))
     run(tmp_path / "whole", "--seeds", "1")
     whole = RecordFile(tmp_path / "whole" / "records.jsonl").read()
@@ -219,7 +219,7 @@ def test_two_shards_are_one_run(tmp_path, monkeypatch):
     assert [merged[name]["results"] for name in trained] == [whole[name]["results"] for name in trained]
 
 
-def test_what_would_be_run_is_said_and_not_run(tmp_path, capsys):
+def test_dry_run_and_list_run_nothing(tmp_path, capsys):
     file = RecordFile(tmp_path / "records.jsonl")
     file.append(dict([fake(tiny_cases()[0], {})])[tiny_cases()[0].id])
     before = file.path.read_bytes()
@@ -239,8 +239,8 @@ def test_what_would_be_run_is_said_and_not_run(tmp_path, capsys):
     assert file.path.read_bytes() == before
 
 
-def test_ray_gives_the_records_that_this_machine_gives(tmp_path, monkeypatch):
-    """A process of its own for each case, and a failure that is one case's alone."""
+def test_ray_gives_the_records_of_a_local_run(tmp_path, monkeypatch):
+    """Each case runs in a new process, and a failure does not affect other cases."""
     ray = pytest.importorskip("ray")
     from gradfree.benchmarks.running.ray_workers import RayWorkers
 

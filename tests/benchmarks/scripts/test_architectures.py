@@ -1,4 +1,4 @@
-"""Models of other people's libraries, one of each kind: exact at k = L, with the outputs that they have without us."""
+"""Architectures of other libraries, one of each kind, have exact gradients with enough iterations."""
 
 import sys
 from importlib.util import find_spec
@@ -13,7 +13,7 @@ QUICK = {a.name: a for a in LIBRARIES["transformers"]() if a.quick}
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", QUICK)
 def test_gradients_of_an_architecture_are_exact(name):
-    """``row`` raises where they are wrong, and tells where they are refused."""
+    """``row`` raises if they are wrong, and returns the message if they are refused."""
     cosine, refusal = row(QUICK[name])
     assert cosine is not None, refusal
 
@@ -21,7 +21,7 @@ def test_gradients_of_an_architecture_are_exact(name):
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("library", ["timm", "torchvision"])
 def test_gradients_of_an_architecture_for_images_are_exact(library):
-    """timm is tried without torchvision, too, which it asks for and of which its models use nothing."""
+    """timm also works without torchvision, which it imports without need."""
     if find_spec(library) is None:
         pytest.skip(f"{library} is not installed")
     for architecture in LIBRARIES[library]():

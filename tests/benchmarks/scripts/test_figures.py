@@ -1,4 +1,4 @@
-"""Figures of README and docs come from records, and a check finds those that do not."""
+"""Figures of README and docs are written from records, and a check finds outdated ones."""
 
 import pytest
 from figures import FigureError, Figures, changes, declarations, written
@@ -13,7 +13,7 @@ def figures():
     return Figures(DECLARED)
 
 
-def test_pages_and_charts_say_what_the_records_say(figures):
+def test_pages_and_charts_are_up_to_date(figures):
     assert [path for path, _ in changes(figures)] == []
 
 
@@ -23,7 +23,7 @@ def test_every_declared_figure_is_in_the_records(figures, name):
 
 
 @pytest.mark.parametrize("name", DECLARED["table"])
-def test_no_row_or_column_of_a_table_is_without_any_record(figures, name):
+def test_every_row_and_column_of_a_table_has_a_record(figures, name):
     _, _, _, *rows, _ = figures.of("table", name).split("\n")
     cells = [row.strip("| ").split(" | ")[1:] for row in rows]
     assert not [line for line in (*cells, *zip(*cells, strict=True)) if {*line} == {"–"}]
@@ -54,7 +54,7 @@ def test_ratios_are_shown_as_factors(row, more, shown):
         "<!-- table: long-gru -->1<!-- end -->",
     ],
 )
-def test_markers_that_name_no_single_fact_are_refused(text):
+def test_markers_that_do_not_name_one_fact_are_refused(text):
     figures = Figures({"figure": {"vague": {**LAYERS, **TIME}, "long-gru": DECLARED["figure"]["long-gru"]}})
     with pytest.raises(FigureError, match="page"):
         written(text, figures, "page")

@@ -1,4 +1,4 @@
-"""What is wrong in a suite of the user's own is said in a sentence, before anything runs or a folder is made."""
+"""Errors in the user's suite are one-line messages, before anything runs or a folder is created."""
 
 import sys
 
@@ -63,7 +63,7 @@ def local():
 
 @pytest.fixture
 def run(tmp_path, monkeypatch):
-    """Return a function that runs a suite of the file above, in its folder."""
+    """Return a function that runs one of the suites above."""
     (tmp_path / "wrong_suites.py").write_text(SUITES, encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
@@ -81,15 +81,15 @@ def run(tmp_path, monkeypatch):
         ("local", "Can't pickle local object 'local.<locals>.<lambda>'"),
     ],
 )
-def test_what_is_wrong_is_told_before_anything_runs(suite, message, run, capsys):
+def test_an_invalid_suite_is_an_error_before_anything_runs(suite, message, run, capsys):
     with pytest.raises(SystemExit):
         run(suite)
-    told = capsys.readouterr()
-    assert message in told.err
-    assert "Traceback" not in told.err
-    assert not told.out
+    printed = capsys.readouterr()
+    assert message in printed.err
+    assert "Traceback" not in printed.err
+    assert not printed.out
 
 
-def test_what_is_right_would_run(run, capsys):
+def test_a_valid_suite_passes_the_dry_run(run, capsys):
     run("right", "--dry-run", "--seeds", "1")
     assert "2 of 2 cases would be run" in capsys.readouterr().out

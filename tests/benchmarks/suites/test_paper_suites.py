@@ -1,10 +1,11 @@
-"""The suites after papers: loops compute what fused layers do, settings are the papers', figures stand beside ours."""
+"""The suites from papers: their settings, and published figures and claims beside ours."""
 
 import pytest
 import torch
-from report_records import markdown, section_of, texts
+from report_records import markdown, section_of
 from tiny_suite import SUITE, TASK, fake
 
+from gradfree.benchmarks.reports.report import texts
 from gradfree.benchmarks.suites.index import SUITES
 from gradfree.benchmarks.tables.experiment import cases
 from gradfree.benchmarks.tables.published import Beside, Claim, Published
@@ -16,8 +17,7 @@ from gradfree.benchmarks.timing.timed import Timings
 
 
 @pytest.mark.parametrize("name", ["highway-bp-table6-small", "dsf-wikitext-small", "foton-depth-small"])
-def test_a_papers_figures_stand_beside_rows_and_columns_that_there_are(name):
-    """Otherwise they would be shown nowhere."""
+def test_published_figures_belong_to_existing_rows_and_columns(name):
     for beside in (part for part in SUITES[name] if isinstance(part, Beside)):
         assert beside.experiment in SUITES[name]
         labels = {row.name for row in beside.experiment.rows} | {LOOP}
@@ -47,7 +47,7 @@ PAPER = Published(
 
 
 def section(scores, paper=PAPER):
-    """What is shown beside a paper's figures for test scores by row and seed."""
+    """Return the section with a paper's figures, for these test scores by row and seed."""
     records = {}
     for case in cases(SUITE, 3, "cpu", {}):
         if case.kind == "training":
@@ -65,7 +65,7 @@ SCORES = {
 }
 
 
-def test_a_papers_figures_stand_beside_ours():
+def test_published_figures_are_shown_beside_ours():
     found = section(SCORES)
     plain, _, highway = texts(found)
     assert found.head == ["engine", "test accuracy (%)", "test accuracy (%), paper"]
@@ -78,7 +78,7 @@ def test_a_papers_figures_stand_beside_ours():
     assert "- Not as in the paper: fewer points." in text
 
 
-def test_what_a_paper_says_is_held_against_ours():
+def test_claims_of_a_paper_are_compared_with_our_figures():
     worse, better, unknown, _ = section(SCORES).remarks
     assert worse.startswith("The paper: backprop is worse. Ours, test accuracy (%): autograd 81.00 ±")
     assert worse.endswith("difference +10.00 ± 0.00, agrees.")
@@ -87,7 +87,7 @@ def test_what_a_paper_says_is_held_against_ours():
 
 
 def rates(task, momentum=None):
-    """The learning rate at each step, as a share of the task's."""
+    """Return the learning rate of each step as a share of the task's."""
     optimizer, schedule = task.create_optimizer(torch.nn.Linear(1, 1))
     found = []
     for _ in range(task.steps):

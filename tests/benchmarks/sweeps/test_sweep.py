@@ -1,13 +1,14 @@
-"""Sweeps: what is named on the command line becomes the comparisons that were meant, or a message."""
+"""Sweeps: options on the command line become comparisons or an error message."""
 
 import re
 from dataclasses import replace
 
 import pytest
-from report_records import chart, lines, rounds, section_of, texts
+from report_records import chart, lines, rounds, section_of
 from tiny_suite import CHAIN, HIGHWAY, PLAIN, TASK, fake, training
 
 from gradfree.benchmarks.records.case import Row
+from gradfree.benchmarks.reports.report import texts
 from gradfree.benchmarks.sweeps.axes import KeptRun, Sweep
 from gradfree.benchmarks.sweeps.sweep import TASKS, suite_of
 from gradfree.benchmarks.training.comparison import Comparison, TimedTraining, TimedTrial
@@ -49,7 +50,7 @@ def test_every_combination_is_compared():
     assert task.steps == TASK.steps
 
 
-def test_engines_that_the_model_does_not_allow_are_named_and_left_out(capsys):
+def test_engines_that_the_model_does_not_allow_are_skipped_with_a_message(capsys):
     (part,) = suite_of(Sweep(tasks="points", engines="all"))
     assert {row.engine for row in part.rows} == {
         *("auto", "backprop", "deeppcr", "dfa", "dsf", "fa", "fixed_point", "forward_gradient"),
@@ -61,7 +62,7 @@ def test_engines_that_the_model_does_not_allow_are_named_and_left_out(capsys):
 
 
 @pytest.mark.parametrize("row", [PLAIN, HIGHWAY, Row("dsf", "dsf", {})], ids=lambda row: row.label)
-def test_evaluations_on_the_way_change_nothing_else(row):
+def test_evaluations_during_training_do_not_change_the_results(row):
     plain, watched = (training(row, task=replace(TASK, evaluations=n)).run() for n in (0, 3))
     curve = watched.pop("curve")
     assert watched == plain
@@ -69,7 +70,7 @@ def test_evaluations_on_the_way_change_nothing_else(row):
     assert curve[-1]["validation"] == plain["validation"]
 
 
-def test_a_budget_in_seconds_is_as_many_steps_as_each_engine_takes_in_it(monkeypatch):
+def test_a_budget_in_seconds_gives_the_steps_that_fit(monkeypatch):
     (part,) = suite_of(
         Sweep(tasks="points", engines={"highway_bp": {"iterations": 1}}, seconds=2.0, learning_rates="0.1,1")
     )
@@ -91,7 +92,7 @@ def curve(*scores):
     return {"validation": scores[-1], "test": 0.0, "fidelity": [], "curve": evaluations}
 
 
-def test_time_to_target_is_steps_to_target_by_the_time_of_a_step():
+def test_time_to_target_is_steps_times_the_time_of_a_step():
     comparison = Comparison(replace(TASK, evaluations=3), (PLAIN, CHAIN, HIGHWAY))
     runs = {
         PLAIN.label: [curve(50, 70, 90), curve(50, 85, 70)],
@@ -120,7 +121,7 @@ def test_time_to_target_is_steps_to_target_by_the_time_of_a_step():
         "highway_bp k=1": [21],
     }
     assert section.answer == (
-        "points: backprop via chain reached validation accuracy 80 % soonest, after 0.20 s, 0.12 of autograd's time: "
+        "points: backprop via chain reached validation accuracy 80 % soonest, after 0.20 s, 8.0× sooner than autograd: "
         "20.00× slower than autograd at 2.00× the memory, accuracy the same with every seed."
     )
     assert lines(chart(section, "accuracy against time"))["highway_bp k=1"] == [
@@ -166,13 +167,13 @@ def runs_of(section, metric):
         ({"tasks": "./texts"}, "no task is called './texts'.*Data of yours: --model, --data module:function"),
     ],
 )
-def test_what_cannot_be_is_refused(options, message):
+def test_invalid_sweeps_are_refused(options, message):
     with pytest.raises(UsageError) as refused:
         suite_of(Sweep(**options))
     assert re.search(message, str(refused.value), re.DOTALL)
 
 
-def test_a_file_and_flags_mean_the_same(tmp_path, monkeypatch, capsys):
+def test_a_config_file_equals_the_same_flags(tmp_path, monkeypatch, capsys):
     (tmp_path / "sweep.yaml").write_text(
         "tasks: points\nengines:\n  highway_bp: {iterations: [0, 1]}\n  dsf:\nbatch_size: [4, 8]\ndtype: float32\n"
         "seeds: 2\nlist: true\n"
@@ -188,8 +189,8 @@ def test_a_file_and_flags_mean_the_same(tmp_path, monkeypatch, capsys):
     assert [path.name for path in tmp_path.iterdir()] == ["sweep.yaml"]
 
 
-def test_each_sweep_has_a_folder_of_its_own(tmp_path):
-    """The same for the same, so that it goes on; what is kept there is what was named."""
+def test_each_sweep_has_its_own_folder(tmp_path):
+    """Equal sweeps have equal folders, so that they can be continued; the folder stores the request."""
     one = KeptRun(Sweep(tasks="points", engines={"highway_bp": {"iterations": [0, 2]}}, depth="2,4"))
     assert one.folder == KeptRun(one.sweep).folder
     assert re.fullmatch(r"points-[0-9a-f]{6}", one.folder.name)

@@ -1,4 +1,4 @@
-"""Means with intervals, differences by seed, medians with quartiles, the Pareto front: numbers known by heart."""
+"""Means with intervals, differences by seed, and the Pareto front, for known numbers."""
 
 from math import inf, isnan, nan
 
@@ -18,21 +18,21 @@ from gradfree.benchmarks.tables.facts import (
 @pytest.mark.parametrize(
     ("values", "mean", "margin"),
     [
-        # Student's t of n - 1 degrees of freedom at 0.975, as any table of it has them: 12.706, 4.303, 2.776.
+        # Student's t for n - 1 degrees of freedom at 0.975: 12.706, 4.303, 2.776.
         ([0.0, 2.0], 1.0, 12.706),
         ([1.0, 2.0, 3.0], 2.0, 4.303 / 3**0.5),
         ([1.0, 2.0, 3.0, 4.0, 5.0], 3.0, 2.776 * 2.5**0.5 / 5**0.5),
         ([7.0, 7.0, 7.0], 7.0, 0.0),
     ],
 )
-def test_the_interval_is_students(values, mean, margin):
+def test_the_interval_is_that_of_students_t(values, mean, margin):
     estimate = Estimate.of(values)
     assert (estimate.value, estimate.n) == (mean, len(values))
     assert estimate.margin == pytest.approx(margin, rel=1e-3)
     assert (estimate.low, estimate.high) == pytest.approx((mean - estimate.margin, mean + estimate.margin))
 
 
-def test_one_value_has_no_interval_and_none_no_mean():
+def test_one_value_has_no_interval_and_no_values_have_no_mean():
     one, none = Estimate.of([3.0]), Estimate.of([])
     assert (one.value, one.n, none.n) == (3.0, 1, 0)
     assert isnan(one.margin)
@@ -40,7 +40,7 @@ def test_one_value_has_no_interval_and_none_no_mean():
 
 
 @pytest.mark.parametrize("value", [nan, inf])
-def test_a_run_that_diverged_is_not_averaged_away(value):
+def test_the_mean_with_a_diverged_run_is_nan(value):
     estimate = Estimate.of([1.0, value, 1.0])
     assert isnan(estimate.value)
     assert isnan(estimate.margin)
@@ -48,23 +48,23 @@ def test_a_run_that_diverged_is_not_averaged_away(value):
 
 
 def runs(**rows):
-    """The table of runs by row and seed."""
+    """Return the facts of runs by row and seed."""
     return table(
         run_fact("score", "%", value, seed, row=row) for row, values in rows.items() for seed, value in values.items()
     )
 
 
-def test_differences_are_those_of_the_same_seed():
-    """Seeds differ by 10, the two by 1 and at most 0.1 more or less: only pairs show it."""
+def test_differences_pair_equal_seeds():
+    """Seeds differ by 10, rows by about 1: the difference is visible only in pairs."""
     found = runs(own={0: 11.0, 1: 21.1, 2: 30.9, 4: 0.0}, other={2: 30.0, 1: 20.0, 0: 10.0, 3: 99.0}, alone={7: 1.0})
-    told = differences(found, "score", {"own": "other", "alone": "other"})
-    (difference,) = estimates(told, metric="score, difference to other").values()
+    facts = differences(found, "score", {"own": "other", "alone": "other"})
+    (difference,) = estimates(facts, metric="score, difference to other").values()
     assert (difference.value, difference.n) == (pytest.approx(1.0), 3)
     assert difference.margin == pytest.approx(4.303 * 0.1 / 3**0.5, rel=1e-3)
-    assert told["row"].to_list() == ["own"]
+    assert facts["row"].to_list() == ["own"]
 
 
-def test_means_are_those_of_the_same_row_metric_and_setting():
+def test_means_group_by_row_metric_and_setting():
     found = table(
         run_fact(metric, "%", value, seed, row=row, setting=setting)
         for row, metric, setting, value in (
@@ -75,10 +75,10 @@ def test_means_are_those_of_the_same_row_metric_and_setting():
         )
         for seed, value in enumerate((value, value + 2.0))
     )
-    told = [
+    averaged = [
         (f["row"], f["metric"], f["setting"], f["value"], f["n"], f["seed"]) for f in means(found).iter_rows(named=True)
     ]
-    assert told == [
+    assert averaged == [
         ("a", "x", "1", 2.0, 2, None),
         ("a", "x", "2", 6.0, 2, None),
         ("b", "x", "1", 8.0, 2, None),
@@ -86,8 +86,8 @@ def test_means_are_those_of_the_same_row_metric_and_setting():
     ]
 
 
-def test_differences_that_are_all_the_same_have_no_interval():
-    """Two accuracies on 40 examples easily differ by the same 2.5 %: an interval of 0 would make that a certainty."""
+def test_equal_differences_have_no_interval():
+    """Accuracies on 40 examples often differ by the same 2.5 %; an interval of width 0 would make this certain."""
     alike = Estimate.of_differences([95.0 - 97.5, 90.00001 - 92.5])
     assert (alike.value, alike.n) == (pytest.approx(-2.5, rel=1e-4), 2)
     assert isnan(alike.margin)
@@ -95,7 +95,7 @@ def test_differences_that_are_all_the_same_have_no_interval():
     assert (equal.value, equal.margin) == (0.0, 0.0)
 
 
-def test_the_pareto_front_has_what_is_better_than_all_that_is_cheaper():
+def test_the_pareto_front_has_rows_better_than_all_cheaper_ones():
     costs = {str(n): Estimate(float(cost)) for n, cost in enumerate([3, 1, 4, 2, 5])}
     goodness = {"0": 3, "1": 1, "2": 2, "3": 1, "4": 9}
     assert pareto_front(costs, lambda row, other: goodness[row] > goodness[other]) == ["1", "0", "4"]

@@ -1,4 +1,4 @@
-"""What figures are called in words."""
+"""Verdicts on figures."""
 
 from math import nan
 
@@ -22,7 +22,7 @@ def mean(value, margin, n):
         (Estimate(), "not timed"),
     ],
 )
-def test_a_speed_counts_if_both_quartiles_say_so(spread, words):
+def test_a_speed_is_significant_if_both_quartiles_are_on_one_side_of_one(spread, words):
     assert verdict.speed(spread, "nn.GRU") == words
 
 
@@ -43,13 +43,14 @@ def test_a_speed_counts_if_both_quartiles_say_so(spread, words):
         (mean(nan, nan, 0), True, "perplexity not compared"),
     ],
 )
-def test_a_score_differs_if_its_interval_leaves_out_zero(difference, higher_is_better, words):
+def test_a_score_differs_if_its_interval_excludes_zero(difference, higher_is_better, words):
     assert verdict.score("perplexity", difference, higher_is_better) == words
 
 
 def test_unsteady_timings_are_counted_and_the_worst_named():
     spreads = {str(n): Estimate(1.0, 1.0 - n / 100, 1.0) for n in (5, 10, 11, 20, 40, 30)}
     assert verdict.steadiness(spreads) == (
-        "Quartiles are within 10 % of the median but for 4 of 6 timings, most of all 40 (40 %), 30 (30 %), 20 (20 %)."
+        "Quartiles are within 10 % of the median, except for 4 of 6 timings; "
+        "the widest: 40 (40 %), 30 (30 %), 20 (20 %)."
     )
     assert verdict.steadiness({"a": Estimate(1.0, 0.95, 1.05)}) == "Quartiles are within 10 % of the median."

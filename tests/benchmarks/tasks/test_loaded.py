@@ -1,4 +1,4 @@
-"""A model and data of the user's own, by the names of two functions."""
+"""The user's model and data, given by the names of two functions."""
 
 import re
 import sys
@@ -32,7 +32,7 @@ def test_a_tenth_each_of_one_source_is_held_out():
         assert all(torch.equal(split.targets, split.inputs[:, :3].argmax(1)) for split in data)
 
 
-def test_sources_of_their_own_stay_apart():
+def test_named_sources_are_the_splits():
     x, y = user_module.pair()
     data = loaded("named")
     for split, part in zip(data, (slice(20), slice(20, 30), slice(30, 40)), strict=True):
@@ -88,14 +88,14 @@ def test_options_and_axes_reach_the_builder():
         ("residual_mlp", DATA, "is for a model of your own"),
     ],
 )
-def test_what_cannot_be_used_is_said(model, data, message):
+def test_unusable_models_and_data_are_refused(model, data, message):
     with pytest.raises(UsageError) as refused:
         suite_of(Sweep(model=model), data)
     assert re.search(message, str(refused.value), re.DOTALL)
 
 
-def test_a_model_of_ones_own_is_trained_on_a_task_beside_another(monkeypatch):
-    """It has the task's data, loss, score and settings, and of options what is named; the other knows the data."""
+def test_a_users_model_and_a_registered_one_train_on_the_same_task(monkeypatch):
+    """Both have the task's data, loss, score and settings; the user's model gets only the named options."""
     monkeypatch.setitem(TASKS, "points", TASK)
     models = {"user_module:build_points": {"width": [2, 5]}, "residual_mlp": {"depth": 3}}
     narrow, wide, other = (part.task for part in suite_of(Sweep(tasks="points", model=models, engines="highway_bp")))
@@ -111,7 +111,7 @@ def test_a_model_of_ones_own_is_trained_on_a_task_beside_another(monkeypatch):
 
 @pytest.mark.processes
 @pytest.mark.slow
-def test_a_model_in_the_current_folder_is_swept(tmp_path, monkeypatch):
+def test_a_model_in_the_current_folder_is_found(tmp_path, monkeypatch):
     (tmp_path / "their_module.py").write_text("from user_module import *\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.path", list(sys.path))

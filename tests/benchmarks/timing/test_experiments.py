@@ -1,11 +1,11 @@
-"""Every experiment on small subjects: all its rows are timed, its records make a report, and rows do the same work."""
+"""Every experiment on small subjects: all rows are timed, reports are made, and all rows compute the same."""
 
 import json
 from dataclasses import replace
 
 import pytest
 import torch
-from report_records import section_of, texts
+from report_records import section_of
 from tiny_suite import TASK
 
 from gradfree.benchmarks.maps.closeness import cotangents, trained_steps
@@ -13,6 +13,7 @@ from gradfree.benchmarks.maps.depth_map import compiled_up_to, deep_steps
 from gradfree.benchmarks.records.case import Row
 from gradfree.benchmarks.records.records import attempt
 from gradfree.benchmarks.reports.drawing import looks, spec
+from gradfree.benchmarks.reports.report import texts
 from gradfree.benchmarks.suites.depth import mlp, segments
 from gradfree.benchmarks.suites.rows import BACKPROP, iterated
 from gradfree.benchmarks.timing import recurrent_layers
@@ -51,7 +52,7 @@ PARTS = {
 
 @pytest.fixture(autouse=True)
 def narrow(monkeypatch):
-    """Compiling takes longer than everything else."""
+    """Use float32 and skip compiling, which is slow."""
     torch.set_default_dtype(torch.float32)
     monkeypatch.setattr(torch, "compile", lambda module: module)
 
@@ -59,7 +60,7 @@ def narrow(monkeypatch):
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning", "ignore::FutureWarning")
 @pytest.mark.parametrize("part", PARTS.values(), ids=PARTS)
-def test_every_row_is_timed_and_told(part):
+def test_every_row_is_timed_and_has_a_verdict(part):
     cases = list(part.timing("cpu"))
     records = {case.id: json.loads(json.dumps(attempt(case))) for case in cases}
     assert not [record["error"] for record in records.values() if "error" in record]
@@ -82,7 +83,7 @@ def case_of(part):
 
 
 @pytest.mark.parametrize("cell", ["GRU", "LSTM", "RNN"])
-def test_loops_engines_and_the_plain_layer_do_the_same_work(cell):
+def test_loops_and_engines_have_the_gradients_of_the_plain_layer(cell):
     torch.set_default_dtype(torch.float64)
     item = replace(GRU, cell=cell, dtype="float64")
     case = case_of(replace(PARTS["layers"], subjects=(item,), rows=(ENGINE,)))
@@ -98,7 +99,7 @@ def test_loops_engines_and_the_plain_layer_do_the_same_work(cell):
 
 
 @pytest.mark.parametrize("batch_first", [True, False])
-def test_a_layer_in_pieces_has_the_outputs_and_gradients_of_the_whole(monkeypatch, batch_first):
+def test_a_chunked_layer_has_the_outputs_and_gradients_of_the_whole_layer(monkeypatch, batch_first):
     monkeypatch.setattr(Chunked, "max_steps", 4)
     case = case_of(replace(PARTS["long layers"], subjects=(replace(GRU, dtype="float64", batch_first=batch_first),)))
     whole, pieces = LayerPass(case), LayerPass(case, loop=Chunked)
@@ -109,7 +110,7 @@ def test_a_layer_in_pieces_has_the_outputs_and_gradients_of_the_whole(monkeypatc
 
 
 @pytest.mark.parametrize("row", AGAIN, ids=lambda row: row.kept)
-def test_checkpoints_change_no_gradient(row):
+def test_checkpoints_do_not_change_gradients(row):
     network = Network(9, 8, 64)
     case = case_of(replace(PARTS["memory"], subjects=(network,)))
     again, plain = case.timed.steps(case)[row.label]().trainee, build_trainee(network, BACKPROP, "cpu", 0)
@@ -119,7 +120,7 @@ def test_checkpoints_change_no_gradient(row):
         torch.testing.assert_close(own.grad, exact.grad)
 
 
-def test_cotangents_are_those_of_states_as_autograd_keeps_them_and_exact_engines_have_them():
+def test_cotangents_equal_autograds_and_exact_engines_have_cosine_one():
     torch.set_default_dtype(torch.float64)
     case = case_of(replace(PARTS["closeness"], subjects=(replace(TASK, name="double"),)))
     step = case.timed.steps(case)["backprop"]()

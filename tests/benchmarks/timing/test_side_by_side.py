@@ -1,9 +1,10 @@
-"""Steps in turns: what fails costs the others nothing, every step has its turn in every round, figures are alike."""
+"""Interleaved timing: failed steps do not affect others, and sections show ratios and verdicts."""
 
 import torch
-from report_records import section_of, texts, told
+from report_records import fact_values, section_of
 from tiny_suite import CHAIN, HIGHWAY, PLAIN, fake
 
+from gradfree.benchmarks.reports.report import texts
 from gradfree.benchmarks.tables.column import column
 from gradfree.benchmarks.tables.facts import fact
 from gradfree.benchmarks.timing.side_by_side import RATIO, statistics
@@ -14,7 +15,7 @@ LOG = []
 
 @timed(kind="counting", subject="names", metric="time", rounds=3, runs=1, title="letters")
 def counting(case):
-    """Steps that tell how many letters their names have, and that they take a second more."""
+    """Return steps that report as many seconds as their names have letters, plus one."""
     return {name: lambda name=name: build(name) for name in case.item}
 
 
@@ -36,7 +37,7 @@ def case(*names, **where):
     return Timing(timed=counting, item=names, device="cpu", seed=0, **where)
 
 
-def test_steps_that_fail_cost_the_others_no_timing():
+def test_failed_steps_do_not_prevent_the_timing_of_others():
     rows = case("abc", "unbuildable", "failing", "abcdefg").run()["rows"]
     assert [row["label"] for row in rows] == ["abc", "unbuildable", "failing", "abcdefg"]
     assert [row["error"].splitlines()[-1] for row in rows[1:3]] == [
@@ -47,7 +48,7 @@ def test_steps_that_fail_cost_the_others_no_timing():
 
 
 def rows(**ratios):
-    """What is recorded of engines, if the baseline's step takes 10 ms in each of three rounds."""
+    """Return recorded rows; the baseline's step takes 10 ms in each of three rounds."""
     return [
         {"label": label, **statistics([0.01 * ratio * wobble for wobble in (0.99, 1, 1.01)], [0.01] * 3)}
         for label, ratio in ratios.items()
@@ -74,14 +75,14 @@ def section(across="", names=None, **ratios):
     return section_of(part, dict([fake(first, {"rows": given}), fake(second, {"rows": given[:2] + lost})]))
 
 
-def test_plain_backprop_is_called_autograd_and_its_records_are_found():
+def test_a_row_without_an_engine_is_shown_as_autograd():
     found = section(names={"size": "setting", "engine": "row"})
     assert [row[:2] for row in texts(found)][:3] == [
         ["1", "autograd"],
         ["1", "backprop via chain"],
         ["1", "highway_bp k=1"],
     ]
-    assert told(found, row="highway_bp k=1", setting="1", metric="step time", unit="× autograd")[0] == 0.5
+    assert fact_values(found, row="highway_bp k=1", setting="1", metric="step time", unit="× autograd")[0] == 0.5
     assert found.verdicts == [
         "the baseline",
         "1.50× slower than autograd",
@@ -91,10 +92,10 @@ def test_plain_backprop_is_called_autograd_and_its_records_are_found():
         "not timed",
     ]
     assert "2, highway_bp k=1 did not run: RuntimeError: no." in found.remarks
-    assert told(found, row="autograd", setting="2", metric="letters")[0] == len(PLAIN.label)
+    assert fact_values(found, row="autograd", setting="2", metric="letters")[0] == len(PLAIN.label)
 
 
-def test_engines_can_be_columns_and_the_fastest_is_named():
+def test_with_engines_as_columns_the_verdict_names_the_fastest():
     found = section(across="row", names={"size": "setting"})
     assert found.head[:3] == ["size", "autograd (ms)", "backprop via chain ×"]
     assert (

@@ -1,4 +1,4 @@
-"""How δ and feedback weights point is recorded, and shown by depth and by step."""
+"""The alignment of cotangents and feedback weights is recorded, and shown by depth and by step."""
 
 from dataclasses import replace
 
@@ -13,7 +13,7 @@ FA = Row("fa", "fa", {"feedback": "frsf"})
 ROWS = Comparison(TASK, (PLAIN, HIGHWAY, FA))
 
 
-def test_a_training_keeps_how_the_cotangents_of_its_blocks_point():
+def test_training_records_the_cosines_of_the_blocks_cotangents():
     (first, *_), deepest = training(HIGHWAY).run()["fidelity"], 1.0
     depths, cosines, ratios = zip(*first["states"], strict=True)
     assert list(depths) == sorted(depths)
@@ -23,13 +23,13 @@ def test_a_training_keeps_how_the_cotangents_of_its_blocks_point():
     assert "feedback" not in first
 
 
-def probed(step, *cosines):
+def probe(step, *cosines):
     states = [(0.25 * n, cosine, 2 * cosine) for n, cosine in enumerate((*cosines, 1.0), 1)]
     return {"step": step, "cosine": 0.5, "relative_error": 0.5, "states": states}
 
 
-def test_the_last_block_does_not_count_and_charts_are_by_depth_and_by_step():
-    probes = {0: [probed(0, 0.1, 0.3), probed(9, 0.5, 0.7)], 1: [probed(0, 0.3, 0.5), probed(9, 0.7, 0.9)]}
+def test_alignment_excludes_the_last_block_and_is_drawn_by_depth_and_by_step():
+    probes = {0: [probe(0, 0.1, 0.3), probe(9, 0.5, 0.7)], 1: [probe(0, 0.3, 0.5), probe(9, 0.7, 0.9)]}
     results = {"losses": [], "validation": 90, "test": 90}
     records = dict(
         fake(training(HIGHWAY, seed=seed), {**results, "fidelity": fidelity}) for seed, fidelity in probes.items()
@@ -47,7 +47,7 @@ def test_the_last_block_does_not_count_and_charts_are_by_depth_and_by_step():
     }
 
 
-def test_rows_may_have_learning_rates_of_their_own():
+def test_fixed_learning_rates_of_rows_have_no_trials():
     part = replace(ROWS, rates={HIGHWAY.label: 0.5})
     assert not list(part.trials("cpu"))
     rates = [case.task.learning_rate for case in part.training(0, "cpu", {})]

@@ -1,10 +1,10 @@
-"""Whole training runs: steps taken in turns are those of a run by itself, and all of their time counts."""
+"""Timed training runs: interleaved steps equal those of a separate run, and all of their time counts."""
 
 from dataclasses import replace
 
 import pytest
 import torch
-from report_records import section_of, told
+from report_records import fact_values, section_of
 
 from gradfree.benchmarks.data.bundled import Data, Joined, Split
 from gradfree.benchmarks.records.case import Row
@@ -20,7 +20,7 @@ TASK = replace(ADDING_LONG, data=replace(ADDING_LONG.data, length=64, train=20),
 PART = Timings(courses, (TASK,), ROWS, threads=1)
 
 
-def test_turns_are_the_steps_of_a_training_run_and_the_report_has_their_time_and_fallbacks():
+def test_turns_equal_a_training_run_and_the_report_has_time_and_fallbacks():
     (case,) = PART.timing("cpu")
     record = measure(case)
     exact, shooting = record["results"]["rows"]
@@ -31,13 +31,13 @@ def test_turns_are_the_steps_of_a_training_run_and_the_report_has_their_time_and
     section = section_of(PART, {case.id: record})
     cells = {heading: cell.text for heading, cell in zip(section.head, section.rows[1], strict=True)}
     assert cells["engine"] == "shooting"
-    # A net that remembers makes it give up, and try again some fifty steps later.
+    # The model has long memory, so shooting falls back to the sequential pass for some fifty steps.
     assert cells["sequential"] == "1.00"
-    assert cells["of passes"] == "1"
-    assert told(section, row="shooting", metric="largest difference in training loss")[0] < 1e-3
+    assert cells["passes in segments"] == "1"
+    assert fact_values(section, row="shooting", metric="largest difference in training loss")[0] < 1e-3
 
 
-def test_rows_of_a_batch_read_a_text_in_its_order():
+def test_rows_of_a_batch_read_a_text_in_order():
     tokens = torch.arange(24).reshape(12, 2)
     text = Joined(lambda: Data(*(Split(tokens, tokens + 1),) * 3), 2)
     assert text().train.inputs.tolist() == torch.arange(24).reshape(6, 4).tolist()

@@ -1,8 +1,8 @@
-"""Runs looked at layer by layer, sweeps over depth and cadence: what is run, and what becomes of the figures."""
+"""Depth sweeps: layerwise results, and the section that shows them."""
 
 import pytest
 import torch
-from report_records import markdown, section_of, told
+from report_records import fact_values, markdown, section_of
 from tiny_suite import TASK, fake, points
 
 from gradfree.benchmarks.records.case import Row
@@ -33,7 +33,7 @@ def run(row):
     return LayerwiseTraining(task=task, row=row, device="cpu", seed=0).run()
 
 
-def test_each_layer_is_set_against_its_true_gradient():
+def test_the_cosine_of_each_layer_is_recorded():
     torch.set_default_dtype(torch.float32)
     probes = run(FOTON)["fidelity"]
     assert [probe["step"] for probe in probes] == [0, 2, 4, 5, 7]
@@ -49,7 +49,7 @@ def tried(best, part=SWEEP):
 
 
 def trained(part=SWEEP, best=0.1):
-    """Trials and runs of two seeds: seed s scores 10 · depth + s, in the plain row 1 more, not to the last digit."""
+    """Return trials and runs of two seeds: seed s scores 10 · depth + s, and about 1 more in the plain row."""
     records = tried(best, part)
     for seed in range(2):
         for case in part.training(seed, "cpu", records):
@@ -68,7 +68,7 @@ def test_the_table_has_a_column_for_each_depth():
     text = markdown(section)
     assert "points: orthogonal_mlp by depth, 8 steps, seeds: 2, device: cpu" in text
     assert "| engine | 2 | 3 |" in text
-    # Two seeds that differ by 1: Student's t, 12.706, times half of that.
+    # Two seeds that differ by 1: the margin is Student's t, 12.706, times 0.5.
     assert "| autograd | 21.50 ± 6.35 [1.00] | 31.50 ± 6.35 [1.00] |" in text
     assert "| foton | 20.50 ± 6.35 [0.55] | 30.50 ± 6.35 [0.55] |" in text
     assert section.verdicts == [
@@ -76,27 +76,27 @@ def test_the_table_has_a_column_for_each_depth():
         "accuracy beside autograd: worse at 2 (-1.00 ± 0.00), 3 (-1.00 ± 0.00)",
     ]
     (remark,) = section.remarks
-    assert "maybe better beyond: autograd at 2 (0.1)" in remark
-    assert told(section, row="foton", setting="3 hidden layers", metric="test accuracy")[0] == 30.5
+    assert "maybe better beyond it: autograd at 2 (0.1)" in remark
+    assert fact_values(section, row="foton", setting="3 hidden layers", metric="test accuracy")[0] == 30.5
     cosine = "cosine with the exact gradient"
-    assert told(section, row="foton", setting="2 hidden layers", metric=cosine)[0] == pytest.approx(0.55)
+    assert fact_values(section, row="foton", setting="2 hidden layers", metric=cosine)[0] == pytest.approx(0.55)
     difference = "test accuracy, difference to autograd"
-    value, *_, seeds = told(section, row="foton", setting="3 hidden layers", metric=difference)
+    value, *_, seeds = fact_values(section, row="foton", setting="3 hidden layers", metric=difference)
     assert (value, seeds) == (pytest.approx(-1, rel=1e-3), 2)
     drift = "largest drift from orthogonality"
-    assert told(section, row="foton", setting="2 hidden layers", metric=drift)[0] == 2e-3
+    assert fact_values(section, row="foton", setting="2 hidden layers", metric=drift)[0] == 2e-3
     assert section.answer == "points: with 3 hidden layers, autograd has the best mean test accuracy, 31.50 %."
 
 
 @pytest.mark.parametrize("part", [part for part in SUITES["forward-only"] if isinstance(part, DepthSweep)])
-def test_every_depth_of_the_suite_is_that_of_its_network(part):
+def test_every_network_of_the_suite_has_its_depth(part):
     for depth, comparison in part.comparisons.items():
         with torch.device("meta"):
             model = comparison.task.create_model(0)
         assert sum(p.dim() > 1 for p in model.parameters()) == depth + 1
 
 
-def test_a_row_is_set_against_the_baseline_with_its_own_options_if_there_is_one():
+def test_a_row_is_compared_with_the_baseline_engine_with_its_options():
     exact, foton = (
         tuple(Row(f"{name}{t}", engine, {"temperature": t} if t > 1 else {}) for t in (1, 4))
         for name, engine in (("exact", "orthogonal_backprop"), ("foton", "foton"))

@@ -1,4 +1,4 @@
-"""Each row's learning rate is chosen on validation data, by runs that are not reported."""
+"""Each row's learning rate is chosen on validation data, by trials that are not reported."""
 
 from dataclasses import replace
 from math import inf, nan
@@ -20,7 +20,7 @@ LOWER_IS_BETTER = replace(TUNED, task=replace(TASK, score=PYDOC.score))
 
 
 def tried(part=TUNED, **validation):
-    """Records of the trials: the scores of each row by its engine's name."""
+    """Return the records of the trials, given the scores of each row by its engine."""
     scores = [score for row in part.rows for score in validation[row.engine]]
     return dict(fake(trial, {"validation": score}) for trial, score in zip(part.trials("cpu"), scores, strict=True))
 
@@ -52,7 +52,7 @@ def test_a_failed_trial_is_not_chosen():
     assert None not in rates(TUNED, failed)
 
 
-def test_a_row_waits_for_all_of_its_trials():
+def test_a_row_depends_on_all_of_its_trials():
     *others, last = TRIED
     incomplete = {name: TRIED[name] for name in others}
     assert rates(TUNED, incomplete) == [MIDDLE, None]
@@ -60,7 +60,7 @@ def test_a_row_waits_for_all_of_its_trials():
     assert last.startswith("trial/points/highway_bp k=1 at 0.1/cpu/seed -1/")
 
 
-def test_a_trial_is_the_training_run_that_it_stands_for_without_a_look_at_the_test(monkeypatch):
+def test_a_trial_is_a_training_run_without_a_test_score(monkeypatch):
     scored = []
     of = Score.of
     monkeypatch.setattr(Score, "of", lambda self, model, split: scored.append(split.inputs) or of(self, model, split))
@@ -83,20 +83,19 @@ def table(text):
     return [[c.strip() for c in line.strip("|").split("|")] for line in text.splitlines() if line.startswith("|")]
 
 
-def test_the_report_shows_the_rates_and_the_runs_at_them():
+def test_the_report_shows_the_chosen_rates_and_their_runs():
     records = TRIED | reported() | reported(HIGH, score=90.0)
     (section,) = sections((TUNED,), records)
     head, _, plain, highway = table(markdown(section))
     assert (head[-1], plain[-1], highway[-1]) == ("rate", "0.01", "0.1")
     assert (plain[1], highway[1]) == ("80.00 ± 0.00", "90.00 ± 0.00")
     assert "seeds: 2" in section.title
-    assert "learning rate of 0.001, 0.01, 0.1 that did best on validation data" in section.legend
+    assert "learning rate of 0.001, 0.01, 0.1 with the best validation score" in section.legend
 
 
 @pytest.mark.processes
 @pytest.mark.slow
 def test_cases_that_must_run_alone_come_last_and_one_by_one(tmp_path, monkeypatch):
-    """Whatever the order in which they are wanted."""
     order = []
     monkeypatch.setattr(RecordFile, "append", lambda self, record: order.append(record["kind"]))
     wanted = [*TUNED.timing("cpu"), training(PLAIN), training(HIGHWAY)]

@@ -1,6 +1,6 @@
-"""A device of the tests' own, "pretend": not the CPU, as a GPU is not, on a machine that has none.
+"""A test device, "pretend", that behaves like a GPU on a machine without one.
 
-Its memory is unreadable to the CPU, to mix the two is an error, its random numbers are its own, and it counts how often
+The CPU cannot read its memory, mixing devices is an error, it has separate random numbers, and it counts how many times
 the host waits for it. It computes on the CPU. ``pytest --device pretend`` builds it once, with g++ and ninja.
 """
 
@@ -22,21 +22,21 @@ _BUILDS = _HERE.parents[2] / "build" / "pretend"
 
 
 def missing_tools() -> list[str]:
-    """Return what is needed to build the device and is not there."""
+    """Return the missing programs that building the device needs."""
     return [tool for tool in (os.environ.get("CXX", "c++"), "ninja") if shutil.which(tool, path=_path()) is None]
 
 
 def _path() -> str:
-    """Return where programs are looked for: an environment's ninja is beside its Python."""
+    """Return the search path for programs, with the folder of Python first: an environment's ninja is there."""
     return os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", "")))
 
 
 @cache
 def register() -> None:
-    """Make the device known to torch in this process.
+    """Register the device with torch in this process.
 
     Raises:
-        RuntimeError: there is no compiler, or it fails.
+        RuntimeError: the compiler is missing or fails.
     """
     if missing := missing_tools():
         raise RuntimeError(f"the device {NAME} is built with {' and '.join(missing)}, not found here")
@@ -47,7 +47,7 @@ def register() -> None:
     torch.utils.rename_privateuse1_backend(NAME)
     torch._register_device_module(NAME, _module())
     os.environ["PATH"] = _path()
-    # Or autograd's thread of this device asks for Python once more when there is none any longer.
+    # Otherwise autograd's thread for this device uses Python after its shutdown.
     os.environ["TORCH_AUTOGRAD_SHUTDOWN_WAIT_LIMIT"] = "0"
     cpp_extension.load(
         "pretend_device",
@@ -63,17 +63,17 @@ def register() -> None:
 
 
 def waits() -> int:
-    """Return how often the host has waited for the device: each ``.item()``, ``.cpu()``, ``bool()`` does."""
+    """Return the number of times the host has waited for the device, as in ``.item()``, ``.cpu()`` and ``bool()``."""
     return int(torch.ops.pretend.waits())
 
 
 def make_copies_late(late: bool) -> None:
-    """Let copies to the host that need not be waited for arrive when the host waits next, not before."""
+    """Set whether non-blocking copies to the host arrive only when the host waits next."""
     torch.ops.pretend.make_copies_late(late)
 
 
 def _module() -> ModuleType:
-    """Return ``torch.pretend``: what torch looks up by a device's name."""
+    """Return the module ``torch.pretend``."""
     module = ModuleType(f"torch.{NAME}")
     module._initialized = True
     module.is_available = module.is_initialized = lambda: True

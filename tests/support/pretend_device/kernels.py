@@ -1,4 +1,4 @@
-"""Operations that torch has for accelerators only, as compositions of others."""
+"""Operations that torch has only for accelerators, composed of other operations."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _LIBRARY = torch.library.Library("aten", "IMPL")
 
 
 def register() -> None:
-    """Make them the device's."""
+    """Register the operations for the device."""
     for kernel in (_thnn_fused_gru_cell, _thnn_fused_gru_cell_backward, _thnn_fused_lstm_cell):
         _add(kernel.__name__, kernel)
     _add("_thnn_fused_lstm_cell_backward_impl", _thnn_fused_lstm_cell_backward)
@@ -37,7 +37,7 @@ def _native_dropout_backward(grad: Tensor, kept: Tensor, scale: float) -> Tensor
 def _thnn_fused_gru_cell(
     inputs: Tensor, hidden: Tensor, h: Tensor, input_bias: Tensor | None = None, hidden_bias: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Return the new state, and what the backward pass needs."""
+    """Return the new state, and the tensors for the backward pass."""
     if input_bias is not None:
         inputs, hidden = inputs + input_bias, hidden + hidden_bias
     (ir, iz, i_new), (hr, hz, h_new) = inputs.chunk(3, 1), hidden.chunk(3, 1)
@@ -60,7 +60,7 @@ def _thnn_fused_gru_cell_backward(
 def _thnn_fused_lstm_cell(
     inputs: Tensor, hidden: Tensor, c: Tensor, input_bias: Tensor | None = None, hidden_bias: Tensor | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the new output and state, and what the backward pass needs."""
+    """Return the new output and state, and the tensors for the backward pass."""
     gates = inputs + hidden
     if input_bias is not None:
         gates = gates + input_bias + hidden_bias
