@@ -113,7 +113,7 @@ def segments_pay(length: int, batch: int, cost: StepCost, burn: int) -> bool:
 
 
 @cache
-def best_count(length: int, batch: int, cost: StepCost, burn: int, whole: bool = False) -> int:
+def best_count(length: int, batch: int, cost: StepCost, burn: int, no_remainder: bool = False) -> int:
     """Return the number of segments, at least 2, with the least time by the cost model.
 
     Args:
@@ -121,20 +121,20 @@ def best_count(length: int, batch: int, cost: StepCost, burn: int, whole: bool =
         batch: B.
         cost: the cost of a step.
         burn: the number of burn-in steps.
-        whole: whether to prefer any number without remaining steps, at whatever cost.
+        no_remainder: whether to prefer a number without remaining steps even if it is slower.
     """
 
-    def taken(count: int) -> float:
+    def time_of(count: int) -> float:
         return _segmented_cost(length, batch, cost, count, burn)
 
     counts = range(2, max(3, min(1024, length // 8)))
-    best = min(counts, key=taken)
+    best = min(counts, key=time_of)
     # Of equally fast numbers the larger one: its steps have more rows, and may keep their gates.
-    even = min((count for count in reversed(counts) if length % count == 0), key=taken, default=best)
-    return even if whole or taken(even) <= _REMAINDER_COST * taken(best) else best
+    even = min((count for count in reversed(counts) if length % count == 0), key=time_of, default=best)
+    return even if no_remainder or time_of(even) <= _REMAINDER_COST * time_of(best) else best
 
 
-def segments_worth(count: int, batch: int, cost: StepCost) -> float:
+def break_even_sweeps(count: int, batch: int, cost: StepCost) -> float:
     """Return how many sweeps over ``count`` segments take as long as one sequential call."""
     return count * cost.sequential(batch) / cost.segments(count * batch)
 
@@ -144,7 +144,7 @@ def _segmented_cost(length: int, batch: int, cost: StepCost, count: int, burn: i
     return (length // count + burn) * cost.segments(count * batch) + length % count * cost.sequential(batch)
 
 
-def sweeps_worth(length: int, like: Tensor, kind: str) -> int:
+def newton_break_even_sweeps(length: int, like: Tensor, kind: str) -> int:
     """Return how many Newton sweeps take as long as the sequential call, 0 if that is too few to converge.
 
     Args:

@@ -10,7 +10,7 @@ from torch import Tensor
 from gradfree.chains.chain import Chain
 from gradfree.convergence.outcome import Outcome, StoppingRule, tolerance_for
 from gradfree.convergence.passes import Pass
-from gradfree.devices.costs import sweeps_worth
+from gradfree.devices.costs import newton_break_even_sweeps
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class NewtonOptions:
         """
         if not length or not len(like) or kind == "any":
             return None
-        sweeps = self.max_sweeps or sweeps_worth(length, like, kind)
+        sweeps = self.max_sweeps or newton_break_even_sweeps(length, like, kind)
         # As many sweeps as there are steps are always exact.
         return StoppingRule(tolerance_for(self.tolerance, like.dtype), min(sweeps, length)) if sweeps else None
 

@@ -160,8 +160,10 @@ def _check_layer(layer: Any) -> None:
             "run_with_resets: layer must be an nn.RNN, nn.GRU, nn.LSTM or gradfree.CellLayer, not "
             f"{type(layer).__name__}."
         )
-    if changed or layer._forward_hooks or layer._forward_pre_hooks:
-        what = "another forward" if changed else "forward hooks"
+    changed = changed or ("forward" in vars(layer) and recorder_on(layer) is None)
+    hooked = layer._forward_hooks or layer._forward_pre_hooks or layer._backward_hooks or layer._backward_pre_hooks
+    if changed or hooked:
+        what = "another forward" if changed else "hooks"
         raise ChainError(
             f"run_with_resets: the {type(layer).__name__} has {what}. It would run on batches of pieces, not on your "
             "sequences. Remove it, or call the layer step by step."

@@ -15,10 +15,10 @@ from gradfree.devices.costs import (
     ONEDNN,
     StepCost,
     best_count,
+    break_even_sweeps,
     is_torch_cell,
     kernel_cost,
     segments_pay,
-    segments_worth,
     step_cost,
 )
 from gradfree.segments.lstm import LSTMGraph
@@ -122,12 +122,16 @@ class SegmentRule:
         if count is None:
             # A graph is kept only if segments leave no remaining steps.
             best = best_count(
-                chain_pass.length, batch, ONEDNN if chain_pass.keeps_graph else cost, burn, whole=chain_pass.keeps_graph
+                chain_pass.length,
+                batch,
+                ONEDNN if chain_pass.keeps_graph else cost,
+                burn,
+                no_remainder=chain_pass.keeps_graph,
             )
             count = self.segments if isinstance(self.segments, int) else best
         count = min(count, chain_pass.length)
         if self.max_sweeps is None:
-            most, worth = count - 1, segments_worth(count, batch, cost)
+            most, worth = count - 1, break_even_sweeps(count, batch, cost)
         else:
             most, worth = min(self.max_sweeps, count - 1), inf
         stopping = StoppingRule(tolerance_for(self.tolerance, chain_pass.like.dtype), most, worth)

@@ -98,7 +98,7 @@ class RecurrentRecorder:
         del self.module.forward
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Return bitwise what the module's own ``forward`` returns for the same arguments."""
+        """Return the same as the module's own ``forward``: bitwise, or to the tolerance of the engine's own forward."""
         kind: Any = type(self.module)
         if kind.forward is self._torch_class.forward:
             return self.record(*args, **kwargs)
@@ -115,7 +115,7 @@ class RecurrentRecorder:
         return result
 
     def record(self, input: Any, hx: Any = None) -> Any:
-        """Run torch's own ``forward`` with the layers recorded for the engine; the outputs are bitwise the same."""
+        """Return the same as torch's own ``forward``, with the layers recorded for the engine."""
         module = self.module
         if not torch.is_grad_enabled():
             return self._run_torch(input, hx)

@@ -261,10 +261,10 @@ def _refuse_hooks(ctx: _Context, where: str) -> None:
     """Raise if the gradient of a part of the final state is observed that the cell computes other parts from."""
     if ctx.parts == 1:
         return
-    asked = {number for node, number in asked_for() if node is ctx}
+    requested = {number for node, number in asked_for() if node is ctx}
     for n, ref in enumerate(ctx.finals):
         final = ref()
-        observed = n + 1 in asked or (final is not None and (final._backward_hooks or final.retains_grad))
+        observed = n + 1 in requested or (final is not None and (final._backward_hooks or final.retains_grad))
         if observed and not (n == 0 and ctx.mode == "LSTM"):
             raise ChainError(
                 f"a part of the final state of {where} has a gradient hook or retain_grad(), or torch.autograd.grad "

@@ -57,9 +57,9 @@ def test_abs_and_groupsort_preserve_norms_and_foton_trains_them(name, activation
     """Each activation's output has the norm of its input."""
     model, x = small(name, activation=activation), CASES[name][1]().double()
     model.double()
-    behind = [layer for layer in model.layers if type(layer).__name__ in ("Abs", "GroupSort")]
-    assert len(behind) == len(weighted(model)) - 1
-    for layer in behind:
+    activations = [layer for layer in model.layers if type(layer).__name__ in ("Abs", "GroupSort")]
+    assert len(activations) == len(weighted(model)) - 1
+    for layer in activations:
         layer.register_forward_hook(lambda _, args, out: torch.testing.assert_close(out.norm(), args[0].norm()))
     with FOTON().attach(model):
         found = gradients(model, lambda: model(x))

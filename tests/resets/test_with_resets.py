@@ -156,9 +156,15 @@ class Doubled(nn.GRU):
         return super().forward(2 * x, hx)
 
 
-def hooked():
+def hooked(kind, layer=None):
+    layer = nn.GRU(3, 4) if layer is None else layer
+    getattr(layer, f"register_{kind}")(lambda *_: None)
+    return layer
+
+
+def patched():
     layer = nn.GRU(3, 4)
-    layer.register_forward_hook(lambda *_: None)
+    layer.forward = lambda x, hx=None: nn.GRU.forward(layer, 2 * x, hx)
     return layer
 
 
@@ -171,7 +177,10 @@ X, NONE = torch.randn(7, 2, 3), torch.zeros(7, 2, dtype=torch.bool)
         (nn.GRU(3, 4, bidirectional=True), (X, None, NONE), ChainError, "both directions"),
         (nn.LSTM(3, 4, proj_size=2), (X, None, NONE), ChainError, "proj_size=2"),
         (Doubled(3, 4), (X, None, NONE), ChainError, "another forward"),
-        (hooked(), (X, None, NONE), ChainError, "forward hooks"),
+        (patched(), (X, None, NONE), ChainError, "another forward"),
+        (hooked("forward_hook"), (X, None, NONE), ChainError, "hooks"),
+        (hooked("full_backward_hook"), (X, None, NONE), ChainError, "hooks"),
+        (hooked("full_backward_pre_hook", CellLayer(nn.GRUCell(3, 4))), (X, None, NONE), ChainError, "hooks"),
         (nn.Linear(3, 4), (X, None, NONE), TypeError, "not Linear"),
         (nn.GRU(3, 4), (pack_sequence([torch.randn(7, 3)]), None, NONE), TypeError, "PackedSequence"),
         (nn.GRU(3, 4), (X[:, 0], None, NONE[:, 0]), ValueError, r"\(T, B, I\).*\(7, 3\)"),

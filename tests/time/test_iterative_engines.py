@@ -51,7 +51,7 @@ def test_a_layer_that_does_not_converge_runs_sequentially_until_the_next_trial(n
 
     with gradfree.create_engine("backprop").attach(layer):
         expected = everything(layer, x)
-    with made(name, **options).attach(layer), warnings.catch_warnings(record=True) as said:
+    with made(name, **options).attach(layer), warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         tried = []
         for _ in range(60):
@@ -62,7 +62,7 @@ def test_a_layer_that_does_not_converge_runs_sequentially_until_the_next_trial(n
                 assert figures["l0"]["sequential"] == figures["l0"]["forward sequential"] == 1
                 assert 0 < figures["l0"]["forward sweeps"] <= 12
     assert [n for n, t in enumerate(tried) if t] == [0, 51]
-    assert [str(w.message).startswith(message) for w in said] == [True, False]
+    assert [str(w.message).startswith(message) for w in caught] == [True, False]
 
 
 @both

@@ -136,8 +136,8 @@ def test_backprop_warns_once_if_torchs_kernel_is_faster():
 @pytest.mark.parametrize("make", [lambda: nn.GRU(3, 4), lambda: gradfree.CellLayer(nn.GRUCell(3, 4))])
 def test_calls_of_single_steps_warn_once_and_name_run_with_resets(make, first):
     layer = make()
-    with gradfree.create_engine("shooting").attach(layer), warnings.catch_warnings(record=True) as said:
+    with gradfree.create_engine("shooting").attach(layer), warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         for length in [first] + [1] * 50:
             layer(torch.randn(length, 2, 3))
-    assert ["run_with_resets" in str(each.message) for each in said] == [True] * (first == 1)
+    assert ["run_with_resets" in str(each.message) for each in caught] == [True] * (first == 1)

@@ -10,6 +10,7 @@ from torch.nn.utils import prune
 
 import gradfree
 from gradfree import CellLayer
+from gradfree.models.para_rnn import ParaGRUCell
 
 
 def test_a_cell_layer_from_zeros_equals_torchs_fused_layer():
@@ -98,6 +99,21 @@ def test_a_cell_with_a_separate_output_runs_with_resets():
         y, state = layer.cell(step, tuple(part * ~reset[:, None] for part in state))
         outs.append(y)
     assert off_by([out, h, c], [torch.stack(outs), *state]) < 1e-12
+
+
+def test_hooks_and_the_own_forward_of_elementwise_cells_are_called():
+    class Doubled(ParaGRUCell):
+        def forward(self, x, state):
+            return 2 * super().forward(x, state)
+
+    layer, x, calls = CellLayer(ParaGRUCell(3, 4, None)), torch.randn(5, 2, 3), []
+    expected = layer(x)[0]
+    layer.cell.register_forward_hook(lambda *_: calls.append(1))
+    assert off_by([layer(x)[0]], [expected]) < 1e-12
+    assert len(calls) == 5
+    doubled = CellLayer(Doubled(3, 4, None))
+    doubled.load_state_dict(layer.state_dict())
+    assert off_by([doubled(x[:1])[0]], [2 * expected[:1]]) < 1e-12
 
 
 def backprop(task):

@@ -61,7 +61,7 @@ AXES: dict[str, tuple[Any, ...]] = {
     "initial": (True, False),
     "input": (True, True, False),
     "loss": ("all", "all", "outputs", "final", "a step", "products"),
-    "calls": ("one", "one", "one behind the other", "two, one loss", "two losses", "two steps"),
+    "calls": ("one", "one", "one after the other", "two, one loss", "two losses", "two steps"),
     "backward": ("backward", "backward", "grad of all", "retained twice", "cotangents"),
     "around": ("nothing", "nothing", "checkpoint", "hooks on parameters", "saved tensors' hooks", "final in place"),
     "dtype": ("float64", "float64", "float64", "float32"),
@@ -201,7 +201,7 @@ class Recurrence:
                 found = self.call(x, self.states)
         else:
             found = self.call(x, self.states)
-        if self.program.calls == "one behind the other":
+        if self.program.calls == "one after the other":
             return self.call(x.flip(-1), list(found[1:]))
         return list(found)
 
