@@ -9,17 +9,17 @@ CELLS = f"{RECURRENT} time/cells/test_cell_layer.py"
 
 MUTANTS = (
     mutant(
-        "the weights from state to state meet the states one step late",
+        "W_hh's gradient uses the states one step late",
         RECURRENT,
         ("gradfree/time/closed_chain.py", "_product(hidden[1:], self.out[:-1])", "_product(hidden[1:], self.out[1:])"),
     ),
     mutant(
-        "the first step is left out of the gradient of the weights from state to state",
+        "W_hh's gradient lacks the first step",
         RECURRENT,
         ("gradfree/time/closed_chain.py", ".addmm_(hidden[0].t(), self.first[0])", ""),
     ),
     mutant(
-        "the gradient of a GRU's input goes through its reset gate",
+        "a GRU's input gradient has the reset gate as a factor",
         RECURRENT,
         (
             "gradfree/time/closed_forms.py",
@@ -28,22 +28,22 @@ MUTANTS = (
         ),
     ),
     mutant(
-        "a GRU's update gate carries the new state",
+        "a GRU's update gate has a gradient of the wrong sign",
         RECURRENT,
         ("gradfree/time/closed_forms.py", "torch.sub(before, n, out=f_z)", "torch.sub(n, before, out=f_z)"),
     ),
     mutant(
-        "an LSTM's output gate has the slope of no sigmoid",
+        "an LSTM's output gate lacks a factor of the sigmoid's derivative",
         RECURRENT,
         ("gradfree/time/closed_forms.py", "tanh_c * o * (1 - o)]", "tanh_c * o]"),
     ),
     mutant(
-        "an LSTM's forget gate meets the memory behind the step",
+        "an LSTM's forget gate uses c after the step",
         RECURRENT,
         ("gradfree/time/closed_forms.py", "before * f * (1 - f)", "c * f * (1 - f)"),
     ),
     mutant(
-        "an LSTM's state sends its memory nothing",
+        "an LSTM's VJP lacks the path from h to c",
         RECURRENT,
         (
             "gradfree/time/closed_forms.py",
@@ -52,7 +52,7 @@ MUTANTS = (
         ),
     ),
     mutant(
-        "step by step, an LSTM's memory forgets what its own cotangent is",
+        "an LSTM's unrolled VJP lacks the path through h in c's cotangent",
         RECURRENT,
         ("gradfree/time/closed_forms.py", "cs[t - 1].addcmul_(whole, fs[t])", "cs[t - 1].addcmul_(cs[t], fs[t])"),
     ),
@@ -71,7 +71,7 @@ MUTANTS = (
         ),
     ),
     mutant(
-        "packed sequences get the final state's cotangent at the longest one's end",
+        "packed sequences get the final state's cotangent at the end of the longest",
         RECURRENT,
         (
             "gradfree/time/fused_layer.py",
@@ -80,7 +80,7 @@ MUTANTS = (
         ),
     ),
     mutant(
-        "packed sequences run backwards from the end of the longest",
+        "packed sequences run in reverse from the end of the longest",
         RECURRENT,
         ("gradfree/time/packing.py", "lengths - 1 - step.unsqueeze(1)", "steps - 1 - step.unsqueeze(1)"),
     ),
@@ -94,7 +94,7 @@ MUTANTS = (
         ),
     ),
     mutant(
-        "any cell's cotangents go to the step behind",
+        "the VJPs of any cell are added one step late",
         CELLS,
         (
             "gradfree/time/unrolled_chain.py",
@@ -103,7 +103,7 @@ MUTANTS = (
         ),
     ),
     mutant(
-        "a cell that gives other states in one batch is not refused",
+        "a cell that returns other states in one batch is not refused",
         "time/cells/test_cell_refusals.py",
         (
             "gradfree/time/unrolled_chain.py",
@@ -112,7 +112,7 @@ MUTANTS = (
         ),
     ),
     mutant(
-        "a cell with parameters of other than the pass is run again",
+        "a cell with other parameters than in the forward pass is not refused",
         "time/cells/test_cell_refusals.py time/cells/test_cell_layer.py",
         (
             "gradfree/time/unrolled_chain.py",
@@ -121,12 +121,12 @@ MUTANTS = (
         ),
     ),
     mutant(
-        "a scan's factors lie one step off",
+        "a scan's factors are one step off",
         "algebra/test_time_scan.py",
         ("gradfree/algebra/time_scan.py", "factors[1:][order]", "factors[:-1][order]"),
     ),
     mutant(
-        "a scan's chunks reach as far as those of the other direction",
+        "a scan's link products are those of the other direction",
         "algebra/test_time_scan.py",
         (
             "gradfree/algebra/time_scan.py",
@@ -135,7 +135,7 @@ MUTANTS = (
         ),
     ),
     mutant(
-        "a scan of several parts crosses them one step off",
+        "a block scan couples parts one step off",
         "algebra/test_block_scan.py",
         (
             "gradfree/algebra/block_scan.py",
@@ -144,17 +144,17 @@ MUTANTS = (
         ),
     ),
     mutant(
-        "the second direction's outputs stay in its own order",
+        "the reverse direction's outputs are not flipped",
         SHOOTING,
         ("gradfree/time/forward.py", "run.out.flip(0) if direction else run.out", "run.out"),
     ),
     mutant(
-        "borders move away from what enters them",
+        "segment starts are corrected in the wrong direction",
         SHOOTING,
         ("gradfree/segments/multiple_shooting.py", "start[here] += jump", "start[here] -= jump"),
     ),
     mutant(
-        "segments settle at once",
+        "segments count as converged after one run",
         SHOOTING,
         (
             "gradfree/segments/multiple_shooting.py",
@@ -163,7 +163,7 @@ MUTANTS = (
         ),
     ),
     mutant(
-        "segments go on with what did not settle",
+        "the forward pass uses segments that did not converge",
         SHOOTING,
         (
             "gradfree/segments/segmented_forward.py",
@@ -172,7 +172,7 @@ MUTANTS = (
         ),
     ),
     mutant(
-        "gradients in segments are taken though they did not settle",
+        "the backward pass uses segments that did not converge",
         SHOOTING,
         (
             "gradfree/segments/segmented_backward.py",
@@ -181,7 +181,7 @@ MUTANTS = (
         ),
     ),
     mutant(
-        "on the way back a GRU's segment starts from the state behind its first step",
+        "a GRU segment's backward pass uses the state after its first step",
         SHOOTING,
         (
             "gradfree/segments/gru_backward.py",
@@ -190,12 +190,12 @@ MUTANTS = (
         ),
     ),
     mutant(
-        "a GRU's steps that no segment has are without the cotangents from behind",
+        "the last GRU segment lacks the cotangent of the remaining steps",
         SHOOTING,
         ("gradfree/segments/gru_backward.py", "        entering[-1] = self.last\n", ""),
     ),
     mutant(
-        "what fills up the last segment gets cotangents",
+        "the padding of the last segment has cotangents",
         SHOOTING,
         (
             "gradfree/segments/segmented_backward.py",
@@ -204,17 +204,17 @@ MUTANTS = (
         ),
     ),
     mutant(
-        "Newton's method takes the states behind the steps for those before",
+        "Newton's method starts from the guess, not from the initial state",
         NEWTON,
         ("gradfree/newton/all_steps.py", "torch.cat([f.unsqueeze(0), part[:-1]])", "torch.cat([part[:1], part[:-1]])"),
     ),
     mutant(
-        "Newton's method ends after one iteration",
+        "Newton's method counts as converged after one sweep",
         NEWTON,
         ("gradfree/newton/iteration.py", "exact = outcome.sweeps >= len(state[0])", "exact = outcome.sweeps >= 1"),
     ),
     mutant(
-        "Newton's method solves for changes of the wrong sign",
+        "Newton's method corrects with the wrong sign",
         NEWTON,
         (
             "gradfree/newton/all_steps.py",
@@ -223,7 +223,7 @@ MUTANTS = (
         ),
     ),
     mutant(
-        "a layer's input that was changed in place is read again",
+        "saved tensors that were changed in place are used",
         "engines/test_refusal_tables.py time/test_recurrent.py",
         (
             "gradfree/torchside/guards.py",
@@ -232,12 +232,12 @@ MUTANTS = (
         ),
     ),
     mutant(
-        "the cotangent of the outputs is written to",
+        "the outputs' cotangent is changed in place",
         RECURRENT,
         ("gradfree/time/fused_layer.py", "cotangent if of_h is None else cotangent.clone()", "cotangent"),
     ),
     mutant(
-        "the second direction's input gets its gradient in its own order",
+        "the reverse direction's input gradient is not flipped",
         RECURRENT,
         (
             "gradfree/time/fused_layer.py",
@@ -246,12 +246,12 @@ MUTANTS = (
         ),
     ),
     mutant(
-        "the second direction starts from the first one's state",
+        "the reverse direction uses the forward direction's initial state",
         RECURRENT,
         ("gradfree/time/fused_layer.py", "first = [state[d] for", "first = [state[0] for"),
     ),
     mutant(
-        "a part of the state without direct cotangents gets none from other parts",
+        "a part of the state without direct cotangents has none at all",
         RECURRENT,
         (
             "gradfree/time/time_chain.py",
@@ -260,7 +260,7 @@ MUTANTS = (
         ),
     ),
     mutant(
-        "borders' changes are not carried on by the gates",
+        "the corrector does not propagate changes at borders",
         "time/test_shooting.py",
         ("gradfree/segments/multiple_shooting.py", "scan(jump, d[:-1], reverse)", "jump"),
     ),

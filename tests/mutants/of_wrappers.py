@@ -8,7 +8,7 @@ CARRIERS = "gradfree/lightning/carriers.py"
 
 MUTANTS = (
     mutant(
-        "a reset in a sequence of one step is not seen",
+        "a single step has its resets inverted",
         RESETS,
         (
             "gradfree/resets/with_resets.py",
@@ -17,7 +17,7 @@ MUTANTS = (
         ),
     ),
     mutant(
-        "on padding an LSTM forgets its memory",
+        "an LSTM's padding clears c",
         RESETS,
         (
             "gradfree/resets/with_resets.py",
@@ -26,7 +26,7 @@ MUTANTS = (
         ),
     ),
     mutant(
-        "the initial state goes into every piece of a sequence",
+        "sequences of several steps run as one step",
         RESETS,
         ("gradfree/resets/with_resets.py", "if len(x) == 1:", "if len(x) >= 1:"),
     ),
