@@ -1,4 +1,4 @@
-"""Gradient engines for PyTorch: switch how an existing model gets its gradients by changing one line."""
+"""Gradient engines for PyTorch: change one line to train an existing model with another gradient algorithm."""
 
 from importlib import import_module
 from types import ModuleType
@@ -36,7 +36,7 @@ def __getattr__(name: str) -> ModuleType:
 
 
 def __dir__() -> list[str]:
-    """Return what is meant for users."""
+    """Return the public names."""
     return [*__all__, "__version__", "algorithms", "benchmarks", "huggingface", "lightning", "models"]
 
 

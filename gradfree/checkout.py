@@ -1,4 +1,4 @@
-"""Making a plain checkout (``PYTHONPATH=.``) work like an installation.
+"""Makes a plain checkout (``PYTHONPATH=.``) work like an installation.
 
 An installation maps the top-level folders algorithms/, models/ and benchmarks/ to subpackages and keeps the
 entry points in its metadata. A checkout has neither, but it has the pyproject.toml that both come from.
@@ -31,7 +31,7 @@ class _Subpackages(MetaPathFinder):
     _folders = {f"gradfree.{name}": ROOT / name for name in ("algorithms", "models", "benchmarks")}  # noqa: RUF012
 
     def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
-        """Return where ``name`` is, if it is one of the folders."""
+        """Return the spec of ``name`` if it is one of the folders."""
         folder = self._folders.get(name)
         if folder is None:
             return None
@@ -39,13 +39,13 @@ class _Subpackages(MetaPathFinder):
 
 
 def map_subpackages() -> None:
-    """Let the subpackages be imported from this checkout, before those of another one that is installed."""
+    """Import the subpackages from this checkout, even if another version is installed."""
     if IS_CHECKOUT:
         sys.meta_path.insert(0, _Subpackages())
 
 
 def entry_points(group: str) -> list[EntryPoint]:
-    """Return the checkout's own entry points of ``group``; none where gradfree is installed."""
+    """Return the checkout's entry points of ``group``; none for an installed gradfree."""
     if not IS_CHECKOUT:
         return []
     return [EntryPoint(name, value, group) for name, value in _declared().get(group, {}).items()]

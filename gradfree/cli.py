@@ -32,25 +32,25 @@ _REMOVED = {
 
 
 class UsageError(Exception):
-    """What the user asked for cannot be done; the message is all that they are shown."""
+    """A command cannot run; users see the message without a traceback."""
 
 
 def engines(*arguments: str) -> None:
-    """List the engines, or describe those that are named."""
+    """List the engines, or describe the named ones."""
     _describe(ENGINES, arguments)
 
 
 def models(*arguments: str) -> None:
-    """List the models, or describe those that are named."""
+    """List the models, or describe the named ones."""
     _describe(MODELS, arguments)
 
 
 def main(args: Sequence[str] | None = None) -> None:
     """Run the command line ``args``, by default the process's own.
 
-    A command is a function, its options are the function's parameters, or, if it takes ``*arguments``, its own
-    business; packages add commands, or nested dicts of them, by the entry-point group ``gradfree.commands``.
-    Modules of the current folder can be named, as with ``python -m``.
+    A command is a function, and its options are the function's parameters. A function with ``*arguments`` parses its
+    options itself. Packages add commands, or nested dicts of them, by the entry-point group ``gradfree.commands``.
+    Import paths may name modules of the current folder, as with ``python -m``.
     """
     if (here := str(Path.cwd())) not in sys.path:
         sys.path.insert(0, here)
@@ -62,17 +62,17 @@ def main(args: Sequence[str] | None = None) -> None:
         return
     try:
         _refuse_removed(given)
-        if given and _reads_itself(commands.get(given[0])):
+        if given and _parses_itself(commands.get(given[0])):
             commands[given[0]](*given[1:])
         else:
             if sys.flags.optimize > 1:
-                raise UsageError("Python runs with -OO, which takes away docstrings: options and charts need them.")
+                raise UsageError("Python runs with -OO, which removes docstrings: options and charts need them.")
             with needs_extra("bench"):
                 from gradfree.command_parser import run_command
             run_command(commands, given, description)
         sys.stdout.flush()
     except BrokenPipeError:
-        # Whoever read it, head say, has seen enough. Python would write the rest at its end, and complain.
+        # The reader of a pipe, such as head, has closed it. Otherwise Python would fail to flush stdout at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
     except (UsageError, MissingExtra) as error:
@@ -91,11 +91,11 @@ def _refuse_removed(given: Sequence[str]) -> None:
 
 
 def _loaded(entry: EntryPoint) -> Any:
-    """Return the command of a package, or if it is none, what says so when it is called; warns of it."""
+    """Return the command of a package; if it cannot be loaded, warn and return a command that raises."""
     try:
         command = load(entry)
         if not callable(command) and not isinstance(command, dict):
-            raise ImportError(f"{entry.name!r} in {COMMANDS} is no function nor a dict of them: {entry.value}.")
+            raise ImportError(f"{entry.name!r} in {COMMANDS} is not a function or a dict of functions: {entry.value}.")
     except ImportError as error:
         problem = plain(str(error))
         print(f"gradfree: warning: {problem}", file=sys.stderr)
@@ -107,15 +107,15 @@ def _loaded(entry: EntryPoint) -> Any:
     return command
 
 
-def _reads_itself(command: Any) -> bool:
+def _parses_itself(command: Any) -> bool:
     return callable(command) and any(p.kind is p.VAR_POSITIONAL for p in inspect.signature(command).parameters.values())
 
 
 def _describe(group: str, arguments: Sequence[str]) -> None:
-    """Print a line for each entry of ``group``, or for those named their whole description, and their options."""
+    """Print a line for each entry of ``group``, or the descriptions and options of the named ones."""
     what = group.removeprefix("gradfree.")
-    parser = ArgumentParser(f"gradfree {what}", description=f"List the {what}, or describe those that are named.")
-    parser.add_argument("names", nargs="*", help="as the list has them")
+    parser = ArgumentParser(f"gradfree {what}", description=f"List the {what}, or describe the named ones.")
+    parser.add_argument("names", nargs="*", help="names from the list")
     names = parser.parse_args(arguments).names
     try:
         chosen = [(name, lookup(group, name)) for name in names]

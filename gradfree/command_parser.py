@@ -14,24 +14,23 @@ _KINDS = {"<class 'int'>": "a whole number", "<class 'float'>": "a number"}
 
 
 def run_command(commands: Mapping[str, Any], given: Sequence[str], description: str | None) -> None:
-    """Run what the words ``given`` ask for, or say what is wrong with them and end the process."""
+    """Run the command and options in ``given``, or print an error and end the process."""
     set_parsing_settings(add_print_completion_argument=True)
     auto_cli(dict(commands), list(given), prog="gradfree", description=description, parser_class=_Parser)
 
 
 class _Parser(ArgumentParser):
-    """A parser with ``--dry-run`` for ``dry_run``, and switches for what is true or false: ``--retry``, ``--no-retry``.
+    """A parser with ``--dry-run`` for the parameter ``dry_run``, and ``--retry``/``--no-retry`` for a boolean.
 
-    ``--dry_run`` and ``--retry=true``, as in a configuration file, will do. An option is not taken for another that it
-    begins like: with ``--seed`` for ``--seeds`` another thing may be meant. What is no option and has a list takes all
-    words that are left.
+    ``--dry_run`` and ``--retry=true``, as in a configuration file, work as well. Options may not be abbreviated:
+    ``--seed`` is an error, not ``--seeds``. A positional parameter that is a list takes all remaining words.
     """
 
     def __init__(self, *args: Any, **settings: Any):
         super().__init__(*args, **{"allow_abbrev": False, **settings})
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
-        """Say what is wrong, of an unknown name also what it may have been meant to be, and end the process."""
+        """Print the error, with a suggestion for an unknown name, and end the process."""
         known = [name for name in self._option_string_actions if "_" not in name]
         super().error(_reworded(message, known), ex)
 
@@ -49,7 +48,7 @@ class _Parser(ArgumentParser):
 
 
 def _reworded(message: str, options: Sequence[str]) -> str:
-    """Return a message of the parser's in words for those who know nothing of its keys and types."""
+    """Return an error of jsonargparse without its internal keys and types."""
     if unknown := re.match(r"unrecognized arguments: (--[\w-]+)", message):
         return f"{message}.{did_you_mean(unknown[1], options)}"
     if unknown := re.match(r"argument \S*subcommand: invalid choice: '(.*?)' \(choose from (.*)\)", message):

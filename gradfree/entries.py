@@ -1,4 +1,4 @@
-"""Entry points: what is declared under names, by gradfree and by other packages alike."""
+"""Entry points of gradfree and of other packages."""
 
 from __future__ import annotations
 
@@ -17,29 +17,29 @@ MODELS = "gradfree.models"
 
 
 def entries(group: str) -> dict[str, metadata.EntryPoint]:
-    """Return the entry points of ``group`` by name; an installed package's beat a checkout's."""
+    """Return the entry points of ``group`` by name; those of other packages replace a checkout's of the same name."""
     return {entry.name: entry for entry in _found(group, tuple(sys.path))}
 
 
 @cache
 def _found(group: str, path: tuple[str, ...]) -> list[metadata.EntryPoint]:
     own = checkout.entry_points(group)
-    # What an installation has of ours may be of another version, whose modules lie elsewhere.
+    # An installed gradfree may be another version with other modules, so its entry points are left out.
     others = [e for e in _installed(path).select(group=group) if not (own and e.dist and e.dist.name == "gradfree")]
     return sorted([*own, *others], key=lambda entry: entry.name)
 
 
 @cache
 def _installed(path: tuple[str, ...]) -> Any:
-    """Look once on each ``sys.path``: it takes milliseconds, and engines are made by name again and again.
+    """Return the installed entry points of all groups; cached by ``sys.path``, since the search takes milliseconds.
 
-    For all groups at once; the type is another in each version of Python.
+    The return type differs between versions of Python.
     """
     return metadata.entry_points()
 
 
 def load(entry: metadata.EntryPoint) -> Any:
-    """Return what ``entry`` names.
+    """Import the object that ``entry`` declares.
 
     Raises:
         ImportError: it cannot be imported; the message names the package.
@@ -52,7 +52,7 @@ def load(entry: metadata.EntryPoint) -> Any:
         package = f" of the package {entry.dist.name}" if entry.dist else ""
         raise ImportError(
             f"{entry.name!r} in {entry.group}{package} cannot be loaded from {entry.value}: {type(error).__name__}: "
-            f"{error}. Mend that package, or uninstall it."
+            f"{error}. Fix that package, or uninstall it."
         ) from error
 
 
@@ -61,23 +61,23 @@ def _imported(path: str) -> Any:
         return metadata.EntryPoint(path, path, "").load()
     except Exception as error:
         raise ImportError(
-            f"{path!r} cannot be imported: {type(error).__name__}: {error}. It must be module:Class, of a module "
+            f"{path!r} cannot be imported: {type(error).__name__}: {error}. It must be module:Class, with a module "
             "in the folder that Python was started in, or on PYTHONPATH."
         ) from error
 
 
 def lookup(group: str, name: str, registered: Mapping[str, Any] | None = None) -> Any:
-    """Load what is registered as ``name``, or what an import path, ``"my_module:MyEngine"``, leads to.
+    """Load the object registered as ``name``, or that of an import path, ``"my_module:MyEngine"``.
 
     Args:
         group: of entry points.
         name: the name, or the import path.
-        registered: what this process has under names of its own.
+        registered: objects that are registered in this process only, by name.
 
     Raises:
-        ValueError: nothing is, or two packages have it; the message names what is.
-        TypeError: it is no name.
-        ImportError: it cannot be loaded.
+        ValueError: the name is unknown, or declared by two packages; the message lists the known names.
+        TypeError: ``name`` is not a string.
+        ImportError: the object cannot be loaded.
     """
     own = registered or {}
     known = {**entries(group), **own}
@@ -91,7 +91,7 @@ def lookup(group: str, name: str, registered: Mapping[str, Any] | None = None) -
     if name not in known:
         raise ValueError(no_such(what, name, known))
     values = {entry.value for entry in _found(group, tuple(sys.path)) if entry.name == name}
-    # Ours may be there twice, installed and as a checkout, of two versions.
+    # gradfree itself may be there twice, installed and as a checkout, in two versions.
     if len({value.startswith("gradfree.") or value for value in values}) > 1:
         raise ValueError(
             f"{name!r} is the name of several {what}s: {', '.join(sorted(values))}. Uninstall or rename one."

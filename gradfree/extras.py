@@ -1,4 +1,4 @@
-"""Packages that gradfree does without, and the extras of its installation that bring them."""
+"""Optional dependencies and the extras that install them."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ class MissingExtra(ImportError):
 
 @contextmanager
 def needs_extra(extra: str) -> Iterator[None]:
-    """Import inside the block what ``extra`` brings.
+    """Wrap imports of packages of ``extra``.
 
     Raises:
-        MissingExtra: it is not installed.
+        MissingExtra: a package is not installed.
     """
     try:
         yield
@@ -27,10 +27,10 @@ def needs_extra(extra: str) -> Iterator[None]:
 
 
 def require(extra: str, *names: str) -> None:
-    """Look for the packages ``names`` of ``extra`` before work of hours begins that needs one of them at its end.
+    """Check that the packages ``names`` of ``extra`` are installed, before hours of work that need them at the end.
 
     Raises:
-        MissingExtra: one is not installed.
+        MissingExtra: a package is not installed.
     """
     for name in names:
         if find_spec(name) is None:
@@ -39,6 +39,6 @@ def require(extra: str, *names: str) -> None:
 
 def _missing(name: str, extra: str) -> MissingExtra:
     return MissingExtra(
-        f"{name} is not installed; gradfree's extra {extra!r} brings it. "
-        f"Do, in a checkout of it: pip install '.[{extra}]'"
+        f"{name} is not installed; gradfree's extra {extra!r} installs it. "
+        f"In a checkout of gradfree: pip install '.[{extra}]'"
     )

@@ -1,4 +1,4 @@
-"""How close an engine's gradients come to exact backpropagation's on the same batch."""
+"""Compares an engine's gradients with exact ones on the same batch."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from gradfree.wording import one
 
 @dataclass(frozen=True)
 class Agreement:
-    """Two gradients compared, the approximate one g and the exact one g*.
+    """The agreement of the engine's gradient g with the exact gradient g*.
 
-    The loss is the one of the model with the engine attached. An engine with a temperature T, a factor on the chain's
-    output, takes the error without it: of the chain's parameters its exact gradient is g = g* / T, with a cosine of 1
-    and a norm ratio of 1/T.
+    The loss is that of the model with the engine attached. An engine with a temperature, a factor on the chain's
+    output, takes the error without that factor. Then the best gradient of the chain's parameters is
+    g = g* / temperature, with a cosine of 1 and a norm ratio of 1/temperature.
 
     Attributes:
         cosine: g · g* / (‖g‖ ‖g*‖); NaN if one of them is zero.
@@ -44,17 +44,16 @@ class Agreement:
 
 @dataclass(frozen=True)
 class Fidelity:
-    """The agreement of a whole gradient and of each parameter's part of it.
+    """The agreement of the whole gradient and of its parts.
 
     Attributes:
-        total: all parameters together, as one vector: what the optimizer gets.
-        chains: those of the chains' blocks alone. What lies behind a chain (the head) is exact under every engine.
+        total: all parameters together, as one vector.
+        chains: only the parameters of the chains' blocks. Those after a chain (the head) are exact with every engine.
         layers: the parameters of each module together, by its path.
-        parameters: each trainable parameter that exact backpropagation gives a gradient, by name.
-        states: the cotangents δ of the states behind the chains' blocks, by the block's path: of those that the engine
-            has computed, of a recurrent layer all steps together.
-        feedback: the cosine of feedback weights B and the layer's own weights W, by the layer's path, where there are
-            any.
+        parameters: each parameter that has an exact gradient, by name.
+        states: the cotangents δ of the blocks' outputs that the engine has computed, by the block's path; for a
+            recurrent layer all steps together.
+        feedback: the cosine of feedback weights B and the layer's weights W, by the layer's path, if there are any.
     """
 
     total: Agreement
@@ -79,28 +78,28 @@ def gradient_fidelity(
     batch: Sequence[Any] | Mapping[str, Any],
     chains: Chains | None = None,
 ) -> Fidelity:
-    """Compare the engine's gradients with exact backpropagation's, and leave no trace.
+    """Compare the engine's gradients with those of exact backpropagation; the model does not change.
 
-    Runs the model twice with the same random numbers (dropout masks) on the same batch, with the engine attached both
-    times; backpropagation through the same loss is the reference, temperature included: see :class:`Agreement`.
-    TF32 is off meanwhile: its roundings would hide how close the gradients are.
-    Weights, buffers, ``.grad`` and the random state are afterwards as before.
+    Runs the model twice on the same batch with the same random numbers (dropout masks), with the engine attached both
+    times. The reference is backpropagation through the same loss, including a temperature: see :class:`Agreement`.
+    TF32 is off meanwhile, since its rounding would hide small differences. Weights, buffers, ``.grad`` and random
+    states are restored.
 
     Args:
-        engine: what to judge. Must not be attached to the model at the moment.
-        model: in the mode (train or eval) to judge it in.
+        engine: to compare; must not be attached to the model.
+        model: in the mode (train or eval) in which to compare.
         loss_fn: called as ``loss_fn(model(*inputs), target)``, or as ``loss_fn(model(**batch))``; returns a scalar.
         batch: ``(*inputs, target)``, or a mapping of the model's keyword arguments.
         chains: as in :meth:`gradfree.Engine.attach`.
 
     Raises:
-        ChainError: the engine cannot be attached, the model's pass breaks its rules or bypasses the engine's hooks,
-            or FSDP has sharded it.
+        ChainError: the engine cannot be attached, the pass is not supported or bypasses the engine, or FSDP has
+            sharded the model.
         ValueError: the model has no trainable parameter, or the batch no target.
-        TypeError: one of the arguments is of another kind, ``batch`` a tensor, say; or the loss is no scalar.
+        TypeError: an argument is of the wrong type, such as a tensor as ``batch``; or the loss is not a scalar.
     """
     if not isinstance(engine, Engine):
-        raise TypeError(f"engine must be an Engine, as gradfree.create_engine(name) makes it, not {_kind(engine)}.")
+        raise TypeError(f"engine must be an Engine, from gradfree.create_engine(name), not {_kind(engine)}.")
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be an nn.Module, not {_kind(model)}.")
     if not callable(loss_fn):
@@ -125,20 +124,19 @@ def gradient_fidelity(
 
 
 def loss_fidelity(loss: Tensor, model: nn.Module, handle: Handle) -> Fidelity:
-    """Compare the gradients that ``loss.backward()`` is about to compute with exact ones, from the same graph.
+    """Compare the gradients that ``loss.backward()`` would compute with exact ones, on the same graph.
 
-    The figures are those of :func:`gradient_fidelity`, also at a temperature: see :class:`Agreement`.
-    Nothing runs twice but the backward pass: no weight, buffer, ``.grad`` or random number changes, nor what the
-    engine remembers, and ``loss.backward()`` works as before. Hooks on parameters see both passes.
+    The figures are those of :func:`gradient_fidelity`, also with a temperature: see :class:`Agreement`. Only the
+    backward pass runs, twice. Weights, buffers, ``.grad``, random states and the engine's memory do not change, and
+    ``loss.backward()`` works afterwards. Hooks on parameters see both passes.
 
     Args:
         loss: a scalar, computed with the engine attached.
-        model: what it was computed with.
+        model: the model that computed it.
         handle: of the engine.
 
     Raises:
-        ChainError: the pass breaks the engine's rules or went past its hooks, or FSDP has taken the parameters away in
-            between.
+        ChainError: the pass is not supported or bypassed the engine, or FSDP has resharded the parameters since.
         ValueError: the model has no trainable parameter.
     """
     trained = _trained(model)
@@ -160,7 +158,7 @@ def loss_fidelity(loss: Tensor, model: nn.Module, handle: Handle) -> Fidelity:
 
 
 def _kind(thing: Any) -> str:
-    """Return what to call what should be something else: all of a tensor or a model would bury the message."""
+    """Return a short description of a wrong argument for messages; the repr of a tensor or model is too long."""
     if isinstance(thing, Tensor):
         return f"a tensor of shape {tuple(thing.shape)}" + ("" if thing.requires_grad else " without a gradient")
     return repr(thing) if isinstance(thing, str | float) else one(type(thing).__name__)
@@ -169,7 +167,7 @@ def _kind(thing: Any) -> str:
 def _loss_of(
     model: nn.Module, loss_fn: Callable[..., Tensor], batch: Sequence[Any] | Mapping[str, Any]
 ) -> tuple[Callable[[], Tensor], Sequence[Any]]:
-    """Return what computes the loss, and the model's inputs."""
+    """Return a function that computes the loss, and the model's inputs."""
     if isinstance(batch, Mapping):
         return lambda: loss_fn(model(**batch)), list(batch.values())
     if not isinstance(batch, Sequence):
@@ -184,7 +182,7 @@ def _loss_of(
 
 
 def _refuse_bypassed(handle: Handle, trained: Mapping[str, Tensor], gradients: Sequence[Tensor | None]) -> None:
-    """Refuse to judge an engine on a chain that it never runs on; warn where it runs on a part."""
+    """Raise if the engine runs on no block of a chain; warn if it runs on some blocks only."""
     given = {id(p) for p, g in zip(trained.values(), gradients, strict=True) if g is not None}
     for site in handle.chains.values():
         if paths := bypassed(site, lambda p: id(p) in given):
@@ -197,10 +195,10 @@ def _trained(model: nn.Module) -> dict[str, Tensor]:
     trained: dict[str, Tensor] = {name: p for name, p in model.named_parameters() if p.requires_grad}
     if not trained:
         raise ValueError(f"{type(model).__name__} has no parameter that requires a gradient.")
-    if spread := next((name for name, p in trained.items() if is_dtensor(p)), None):
+    if sharded := next((name for name, p in trained.items() if is_dtensor(p)), None):
         raise ChainError(
-            f"{spread} is sharded by FSDP and not gathered now, so that no gradient of it can be compared. Compare "
-            "before sharding or, on the graph of a training step, with fully_shard(model, reshard_after_forward=False)."
+            f"{sharded} is sharded by FSDP and not gathered now, so its gradient cannot be compared. Compare before "
+            "sharding or, on the graph of a training step, with fully_shard(model, reshard_after_forward=False)."
         )
     return trained
 
@@ -240,7 +238,7 @@ def _compare(
 def _agreement(pairs: Collection[tuple[Tensor, Tensor]]) -> Agreement:
     """Compare (g, g*) pairs, taken together as one vector each."""
     g, exact = (torch.cat([_vector(pair[i]) for pair in pairs] or [torch.zeros(0)]) for i in (0, 1))
-    # Sums over pairs of pairs: in float32 a matrix product and norm() add up to 1e-5 of rounding.
+    # Not by @ and norm(), whose rounding in float32 is up to 1e-5.
     product, *squares = ((a * b).sum() for a, b in ((g, exact), (g, g), (exact, exact), (g - exact, g - exact)))
     norm, exact_norm, error = (square.sqrt() for square in squares)
     return Agreement((product / (norm * exact_norm)).item(), (norm / exact_norm).item(), (error / exact_norm).item())

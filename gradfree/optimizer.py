@@ -18,9 +18,9 @@ _WATCH = "gradfree watch"
 
 
 class EngineOptimizer(Optimizer):
-    """Your optimizer, and the engine that computes the gradients it steps on.
+    """Wraps an optimizer and attaches an engine that computes its gradients.
 
-    Attaches the engine to ``model`` at once; everything else is the wrapped optimizer: LR schedulers,
+    The engine is attached to ``model`` at once. Everything else is the wrapped optimizer's: LR schedulers,
     ``GradScaler``, closures, hooks and ``state_dict`` see its groups and its state.
 
     Args:
@@ -29,17 +29,17 @@ class EngineOptimizer(Optimizer):
         engine: an engine's name, or an engine.
         chains: as in :meth:`gradfree.Engine.attach`.
         batched: as in :meth:`gradfree.Engine.attach`.
-        watch: looks now and then at how close the engine's gradients are to exact ones, and acts where they are not.
+        watch: compares the engine's gradients with exact ones every few steps, and reacts if they are too far off.
         **options: the engine's options, if it is given by name.
 
     Attributes:
-        optimizer: the wrapped one.
+        optimizer: the wrapped optimizer.
         engine: the engine.
-        handle: of the engine on the model.
+        handle: of the attached engine.
 
     Raises:
         ChainError: the engine cannot be attached.
-        ValueError: the optimizer holds none of the model's parameters.
+        ValueError: the optimizer has none of the model's parameters.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class EngineOptimizer(Optimizer):
         own = {id(p) for group in optimizer.param_groups for p in group["params"]}
         if own.isdisjoint(map(id, model.parameters())):
             raise ValueError(f"the optimizer holds none of the parameters of {type(model).__name__}.")
-        # Optimizer.__init__ would build groups of its own.
+        # Optimizer.__init__ is not called: it would build separate groups.
         self.optimizer = optimizer
         self.engine = resolve_engine(engine, options)
         self.handle = self.engine.attach(model, chains, batched=batched)
@@ -71,15 +71,15 @@ class EngineOptimizer(Optimizer):
             watch.start(self.handle)
 
     def detach(self) -> None:
-        """Take the engine off the model; the optimizer goes on with plain gradients."""
+        """Detach the engine; the optimizer continues with autograd's gradients."""
         self.handle.detach()
 
     def __getstate__(self) -> Any:
-        """Refuse to be copied or pickled: the copy's engine would be attached to nothing."""
+        """Raise: a copy's engine would not be attached to a model."""
         raise TypeError("an EngineOptimizer cannot be copied; copy the model and its .optimizer, and wrap them again.")
 
     def __getattr__(self, name: str) -> Any:
-        """Look up what the base class would have set, and the wrapped optimizer's own attributes."""
+        """Return an attribute of the wrapped optimizer, also those that ``Optimizer.__init__`` sets."""
         if name == "optimizer":
             raise AttributeError(name)
         return getattr(self.optimizer, name)
@@ -100,7 +100,7 @@ class EngineOptimizer(Optimizer):
         return self.optimizer.defaults
 
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        """Take one step; a closure is called as the wrapped optimizer calls it.
+        """Take one step of the wrapped optimizer.
 
         Warns, once, if gradients have bypassed the engine; see :meth:`gradfree.chains.handle.Handle.watch`.
         """
@@ -119,15 +119,16 @@ class EngineOptimizer(Optimizer):
         self.optimizer.add_param_group(param_group)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the wrapped optimizer's state, which loads without gradfree too, and what the engine keeps."""
+        """Return the wrapped optimizer's state with the engine's; the wrapped optimizer can load it, too."""
         watched = {} if self.gradient_watch is None else {_WATCH: self.gradient_watch.state_dict()}
         return self.optimizer.state_dict() | {"gradfree": self.handle.state_dict()} | watched
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load a wrapped or a plain optimizer's state; where groups or chains do not fit, nothing changes.
+        """Load the state of an ``EngineOptimizer`` or of a plain optimizer.
 
         Raises:
-            ValueError: other groups of parameters, or what an engine has kept of chains that are not here.
+            ValueError: the groups of parameters differ, or the state has chains that are not here; then nothing
+                changes.
         """
         before = self.optimizer.state_dict()
         self.optimizer.load_state_dict(state_dict)

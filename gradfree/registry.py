@@ -1,4 +1,4 @@
-"""Engines and models by name, ours and other people's alike: whatever the entry points declare."""
+"""Engines and models by name, from the entry points of gradfree and other packages."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ _registered: dict[str, type[Engine]] = {}
 
 
 def register_engine(name: str, engine: type[Engine]) -> None:
-    """Give an engine of yours a name in this process, as for one that is written in a notebook.
+    """Register your engine under a name in this process, for example in a notebook.
 
-    Engines in a file need none: their import path is one, ``"my_module:MyEngine"``. In Lightning it is
-    ``strategy=EngineStrategy(name)``.
+    An engine in a file need not be registered: use its import path, ``"my_module:MyEngine"``. In Lightning, use a
+    registered name as ``strategy=EngineStrategy(name)``.
 
     Args:
-        name: letters, digits and underscores; one that no other engine has.
-        engine: the class. That of the same name and module, as when a cell runs again, takes the place of the old one.
+        name: letters, digits and underscores; no other engine may have it.
+        engine: the class. A class of the same module and name, from a notebook cell that runs again, replaces it.
 
     Raises:
-        TypeError: no class of engines.
-        ValueError: the name is taken, or is none.
+        TypeError: ``engine`` is not an engine class.
+        ValueError: the name is taken or invalid.
     """
     if not (isinstance(name, str) and name.isidentifier()):
         raise ValueError(f"the name of an engine must be of letters, digits and underscores, not {name!r}.")
@@ -47,11 +47,11 @@ def list_models() -> list[str]:
 
 
 def engine_class(name: str) -> type[Engine]:
-    """Return the class registered as ``name``, or anybody's by import path, ``"my_module:MyEngine"``.
+    """Return the engine class registered as ``name``, or that of an import path, ``"my_module:MyEngine"``.
 
     Raises:
         ValueError: unknown name.
-        TypeError: what has this name is no engine.
+        TypeError: the object of this name is not an engine class.
         ImportError: the module of an import path cannot be imported, or has no such class.
     """
     found: type[Engine] = lookup(ENGINES, name, _registered)
@@ -70,14 +70,14 @@ def create_engine(name: str, **options: Any) -> Engine:
     Args:
         name: ``"auto"``, ``"backprop"``, ``"deeppcr"``, ``"dfa"``, ``"dsf"``, ``"fa"``, ``"fixed_point"``,
             ``"forward_gradient"``, ``"foton"``, ``"highway_bp"``, ``"newton"``, ``"orthogonal_backprop"``,
-            ``"pepita"``, ``"predictive_coding"``, ``"shooting"``, ``"truncated"``, or what others have registered:
-            :func:`list_engines`. ``gradfree engines NAME`` describes one.
-            Anybody's engine by import path, too: ``"my_module:MyEngine"``.
-        **options: as its class has them.
+            ``"pepita"``, ``"predictive_coding"``, ``"shooting"``, ``"truncated"``, or one that other packages have
+            registered: :func:`list_engines`. Or the import path of an engine class, ``"my_module:MyEngine"``.
+            ``gradfree engines NAME`` describes an engine.
+        **options: of the engine class.
 
     Raises:
         ValueError: unknown name, or an option out of range.
-        TypeError: unknown option, or one of the wrong type, or a name that is none.
+        TypeError: unknown option, or an option or name of the wrong type.
     """
     return engine_class(name)(**options)
 
@@ -87,7 +87,7 @@ def create_model(name: str, **options: Any) -> nn.Module:
 
     Raises:
         ValueError: unknown name.
-        TypeError: an option that the model does not have, or one that it needs is missing; the message names all.
+        TypeError: an unknown or a missing option; the message lists all options.
     """
     model = lookup(MODELS, name)
     known = inspect.signature(model).parameters
@@ -104,7 +104,7 @@ def resolve_engine(engine: str | Engine, options: dict[str, Any]) -> Engine:
     """Return ``engine``, created with ``options`` if given by name.
 
     Raises:
-        TypeError: options beside an engine that has its own, or neither a name nor an engine.
+        TypeError: ``options`` together with an engine object, or ``engine`` is neither a name nor an engine.
     """
     if isinstance(engine, str):
         return create_engine(engine, **options)

@@ -1,4 +1,4 @@
-"""What to say of a name that is not known."""
+"""Helpers for messages: suggestions for unknown names, plurals, articles."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _ESCAPE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|
 
 
 def plain(text: str) -> str:
-    """Return ``text`` without what would make a terminal do something: escape sequences and control characters."""
+    """Return ``text`` without terminal escape sequences and control characters."""
     return "".join(c for c in _ESCAPE.sub("", text) if c.isprintable() or c in "\n\t")
 
 
@@ -20,13 +20,13 @@ def of_docstring(text: str) -> str:
 
 
 def no_such(kind: str, name: str, known: Iterable[str]) -> str:
-    """Return that no ``kind`` is called ``name``, with what is nearest to it, and all there are."""
+    """Return the message that no ``kind`` is called ``name``, with all known names and the most similar one."""
     known = list(known)
     return f"no {kind} is called {name!r}; there are: {', '.join(known)}.{did_you_mean(name, known)}"
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Return the question, after a space, whether what is nearest to ``name`` was meant; nothing if nothing is near."""
+    """Return " Did you mean ...?" with the known name most similar to ``name``; "" if none is similar."""
     known, alike = list(known), name.lower().replace("-", "_")
     near = [k for word in (name, alike) for k in difflib.get_close_matches(word, known, n=1)] or [
         k for k in known if name and k.startswith(name)
@@ -35,7 +35,7 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 
 
 def count(number: int, noun: str) -> str:
-    """Return ``number`` with ``noun``, which is several but for 1."""
+    """Return ``number`` with ``noun``, in the plural unless ``number`` is 1."""
     return f"{number} {noun}{'s' if number != 1 else ''}"
 
 

@@ -1,4 +1,4 @@
-"""Engines in the Trainer of Hugging Face; ``import gradfree.huggingface`` needs transformers and accelerate.
+"""Engines in Hugging Face's Trainer; ``import gradfree.huggingface`` needs transformers and accelerate.
 
 ``Trainer(model, args, train_dataset=data, callbacks=[EngineCallback("highway_bp", iterations=2)])``
 """

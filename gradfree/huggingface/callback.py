@@ -1,4 +1,4 @@
-"""An engine as a callback of the Trainer."""
+"""An engine as a callback of Hugging Face's Trainer."""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ from gradfree.registry import engine_class, list_engines, resolve_engine
 
 
 class EngineCallback(TrainerCallback, ExportableState):
-    """Trains with an engine: it is on the model from the beginning of ``Trainer.train()`` to its end.
+    """Trains with an engine, which is attached to the model during ``Trainer.train()``.
 
-    Accumulation, clipping, mixed precision, gradient checkpointing, PEFT and DDP stay the Trainer's. At the steps that
-    the Trainer logs, the engine's figures (:func:`gradfree.engine_figures`) are added to the logs as
-    ``engine/<figure>/<chain>``, in ``state.log_history`` and for callbacks that come behind this one. What the engine
-    keeps from step to step goes into checkpoints, and comes back with ``resume_from_checkpoint``.
+    Accumulation, clipping, mixed precision, gradient checkpointing, PEFT and DDP are those of the Trainer. In steps
+    that the Trainer logs, the engine's figures (:func:`gradfree.engine_figures`) are added to the logs as
+    ``engine/<figure>/<chain>``, in ``state.log_history`` and for later callbacks. Checkpoints contain the engine's
+    state, which ``resume_from_checkpoint`` restores.
 
     Args:
         engine: an engine's name, or an engine.
         chains: as in :meth:`gradfree.Engine.attach`.
-        residual: likewise.
+        residual: as in :meth:`gradfree.Engine.attach`.
         **options: the engine's options, if it is given by name.
 
     Attributes:
         engine: the engine.
-        handle: of the engine while it is on the model, and behind a training that an exception has ended.
+        handle: of the attached engine, during a training and after one that an exception has ended.
 
     Raises:
-        ValueError: an engine that there is not.
-        TypeError: an option that it does not have.
+        ValueError: unknown engine.
+        TypeError: unknown option.
     """
 
     def __init__(
@@ -59,28 +59,28 @@ class EngineCallback(TrainerCallback, ExportableState):
         Raises:
             ChainError: the engine cannot be attached.
         """
-        self._take_off()
+        self._detach()
         self.handle = self.engine.attach(model, self.chains, residual=self.residual)
-        # A checkpoint of a training without the engine has none: the Trainer would miss it when it saves the next one.
+        # A checkpoint from a training without the engine has no entry, which the Trainer needs to save the next one.
         saved = state.stateful_callbacks.setdefault(type(self).__name__, self.state())
         self._load(saved if isinstance(saved, list) else [saved])
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Ask for figures, if the step is one to be logged."""
+        """Collect figures in a step that will be logged."""
         step = state.global_step + 1
         every = state.logging_steps if args.logging_strategy == "steps" else 0
         if (step == 1 and args.logging_first_step) or (every and step % every == 0):
             self._figures = self._collecting.enter_context(engine_figures())
 
     def on_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Look behind a step: see :meth:`Handle.watch` and :meth:`Handle.average_over_ranks`."""
+        """Call :meth:`Handle.watch` and, on several ranks, :meth:`Handle.average_over_ranks`."""
         self._collecting.close()
         self.handle.watch()
         if distributed.is_available() and distributed.is_initialized():
             self.handle.average_over_ranks()
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
-        """Add the figures to what is logged of a step."""
+        """Add the figures to the logs of a step."""
         figures, self._figures = self._figures, {}
         metrics = {
             f"engine/{name}/{path}".rstrip("/"): f.item() for path, own in figures.items() for name, f in own.items()
@@ -90,15 +90,15 @@ class EngineCallback(TrainerCallback, ExportableState):
             state.log_history[-1].update(metrics)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Take the engine off."""
-        self._take_off()
+        """Detach the engine."""
+        self._detach()
 
-    def _take_off(self) -> None:
+    def _detach(self) -> None:
         self._collecting.close()
         self.handle.detach()
 
     def state(self) -> dict[str, Any]:
-        """Return what a checkpoint keeps: how the callback was made, and what the engine has kept, as lists."""
+        """Return the callback's arguments and the engine's state, as lists, for a checkpoint."""
         name = next((n for n in list_engines() if engine_class(n) is type(self.engine)), type(self.engine).__name__)
         options = {f.name: _plain(getattr(self.engine, f.name)) for f in fields(self.engine)}
         where = {"chains": self.chains, "residual": self.residual}
@@ -109,7 +109,7 @@ class EngineCallback(TrainerCallback, ExportableState):
         return {"args": {"engine": name, **where, **options}, "attributes": {"kept": kept}}
 
     def _load(self, saved: list[dict[str, Any]]) -> None:
-        """Take up what engines have kept of this one's chains: there may be one on others."""
+        """Load the saved state of this engine's chains; other callbacks may have engines on other chains."""
         kept = {path: own for each in saved for path, own in each["attributes"]["kept"].items()}
         self.handle.load_state_dict(
             {

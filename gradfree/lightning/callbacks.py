@@ -1,4 +1,4 @@
-"""Lightning callbacks that look at an engine while it trains."""
+"""Lightning callbacks that log or check what an engine does during training."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from torch import Tensor, distributed
 from gradfree.chains.solving import Figures, engine_figures
 from gradfree.choosing.watching import GradientWatch
 from gradfree.fidelity import Agreement, loss_fidelity
-from gradfree.lightning.carriers import TrainerCarrier
+from gradfree.lightning.engine_mixins import TrainerEngineMixin
 
 
 class _Observer(pl.Callback):
-    """Looks at the first backward pass of every few optimizer steps.
+    """Checks the first backward pass of every n-th optimizer step.
 
     Args:
-        every_n_steps: optimizer steps from one look to the next; with accumulation, at the first batch.
-        prog_bar: whether what it sees is shown in the progress bar.
+        every_n_steps: optimizer steps from one check to the next; with accumulation, the first batch is checked.
+        prog_bar: whether the results are shown in the progress bar.
 
     Raises:
         ValueError: ``every_n_steps`` below 1.
@@ -33,16 +33,16 @@ class _Observer(pl.Callback):
         self._seen = -1
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Refuse a strategy without an engine.
+        """Raise for a strategy without an engine.
 
         Raises:
-            TypeError: the Trainer's strategy carries no engine.
+            TypeError: the Trainer's strategy has no engine.
         """
-        _carrier(self, trainer)
+        _strategy_of(self, trainer)
         self._seen = -1
 
     def on_before_backward(self, trainer: pl.Trainer, pl_module: pl.LightningModule, loss: Tensor) -> None:
-        """Look, if it is time to."""
+        """Run the check in every n-th step."""
         step = trainer.global_step
         if step % self.every_n_steps == 0 and step != self._seen:
             self._seen = step
@@ -53,16 +53,16 @@ class _Observer(pl.Callback):
 
 
 class GradientFidelity(_Observer):
-    """Logs now and then how close the engine's gradients come to exact backpropagation's on the same batch.
+    """Logs how close the engine's gradients are to exact ones on the same batch.
 
-    Logs ``fidelity/cosine`` and ``fidelity/norm_ratio`` of all parameters, and of each layer with its module path
-    behind; ``delta/cosine/<block>`` and ``delta/norm_ratio/<block>`` of the cotangents behind the blocks, or single
-    layers, of chains; with ``fa``, ``feedback/cosine/<layer>`` of feedback weights and the layer's own. Compares on
-    the graph of the training step itself, before it goes backward: the run is bit for bit the same as without. Costs
-    two more backward passes at the steps that it looks at, and waits for the device then.
+    Logs ``fidelity/cosine`` and ``fidelity/norm_ratio`` of all parameters, and with ``/<layer>`` of each layer;
+    ``delta/cosine/<block>`` and ``delta/norm_ratio/<block>`` of the cotangents of block outputs; and with ``fa``,
+    ``feedback/cosine/<layer>`` of feedback weights and the layer's weights. The comparison uses the graph of the
+    training step before its backward pass, and does not change the run by a bit. A checked step costs two more backward
+    passes and waits for the device.
 
     Args:
-        every_n_steps: optimizer steps from one comparison to the next; with accumulation, of the first batch.
+        every_n_steps: optimizer steps from one comparison to the next; with accumulation, on the first batch.
         prog_bar: whether the total cosine is shown in the progress bar.
 
     Raises:
@@ -70,7 +70,7 @@ class GradientFidelity(_Observer):
     """
 
     def _check(self, trainer: pl.Trainer, pl_module: pl.LightningModule, loss: Tensor) -> None:
-        assert isinstance(trainer.strategy, TrainerCarrier)
+        assert isinstance(trainer.strategy, TrainerEngineMixin)
         fidelity = loss_fidelity(loss, pl_module, trainer.strategy.handle)
         self._log(pl_module, "fidelity", "", fidelity.total, self.prog_bar)
         for what, agreements in (("fidelity", fidelity.layers), ("delta", fidelity.states)):
@@ -85,15 +85,15 @@ class GradientFidelity(_Observer):
 
 
 class WatchGradient(pl.Callback):
-    """Watches the gradient that the engine approximates, and makes it better where its bias matters.
+    """Compares the engine's gradient with the exact one every few steps, and makes it closer if needed.
 
-    :class:`gradfree.GradientWatch` in Lightning: what it sees is logged as ``watch/cosine``, what it has done is in the
-    checkpoint, and ranks that train together act on the lowest cosine of them all.
+    This is :class:`gradfree.GradientWatch` for Lightning. It logs ``watch/cosine`` and saves its state in checkpoints.
+    All ranks react to the lowest cosine of any rank.
 
     Args:
-        every_n_steps: optimizer steps from one look to the next.
-        least_cosine: below which it acts.
-        rises: how often the engine takes its next better options before gradients are exact.
+        every_n_steps: optimizer steps from one check to the next.
+        least_cosine: the smallest accepted cosine.
+        rises: how often the engine gets better options before gradients are exact.
 
     Raises:
         TypeError: an option of another type, or a strategy without an engine.
@@ -105,12 +105,12 @@ class WatchGradient(pl.Callback):
         self._steps = 0
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Begin, or go on."""
-        self.watch.start(_carrier(self, trainer).handle)
+        """Start, or continue from a checkpoint."""
+        self.watch.start(_strategy_of(self, trainer).handle)
         self._steps = trainer.global_step
 
     def on_train_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *args: Any) -> None:
-        """Look, if the optimizer has taken a step that is looked at."""
+        """Evaluate the optimizer step, if it was checked."""
         if trainer.global_step == self._steps:
             return
         self._steps = trainer.global_step
@@ -127,23 +127,22 @@ class WatchGradient(pl.Callback):
             pl_module.log("watch/cosine", cosine, on_step=True, on_epoch=False)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what has been seen and done."""
+        """Return the state of the watch."""
         return self.watch.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on from there."""
+        """Load the state of the watch."""
         self.watch.load_state_dict(state_dict)
 
 
 class EngineFigures(_Observer):
-    """Logs now and then how the engine solves its chains; see :func:`gradfree.engine_figures`.
+    """Logs figures of how the engine solves its chains; see :func:`gradfree.engine_figures`.
 
-    Logs each figure that the engine has as ``engine/<figure>/<chain>``: ``engine/residual/net.blocks``. The run is bit
-    for bit the same as without. Costs one more sweep a chain at the steps that it looks at, and never waits for the
-    device.
+    Logs each figure as ``engine/<figure>/<chain>``, such as ``engine/residual/net.blocks``. It does not change the run
+    by a bit. A logged step costs one more sweep a chain and does not wait for the device.
 
     Args:
-        every_n_steps: optimizer steps from one look to the next; with accumulation, at the first batch.
+        every_n_steps: optimizer steps from one log to the next; with accumulation, the first batch is logged.
         prog_bar: whether the figures are shown in the progress bar.
 
     Raises:
@@ -168,14 +167,14 @@ class EngineFigures(_Observer):
                 pl_module.log(where, figure, on_step=True, on_epoch=False, prog_bar=self.prog_bar)
 
     def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
-        """Ask no longer: the backward pass may have failed."""
+        """Stop collecting figures, since the backward pass may have failed."""
         self._collecting.close()
 
 
-def _carrier(callback: pl.Callback, trainer: pl.Trainer) -> TrainerCarrier:
-    if isinstance(trainer.strategy, TrainerCarrier):
+def _strategy_of(callback: pl.Callback, trainer: pl.Trainer) -> TrainerEngineMixin:
+    if isinstance(trainer.strategy, TrainerEngineMixin):
         return trainer.strategy
     raise TypeError(
-        f"{type(callback).__name__} looks at an engine, but {type(trainer.strategy).__name__} carries none: use "
+        f"{type(callback).__name__} needs an engine, but {type(trainer.strategy).__name__} has none: use "
         "Trainer(strategy='<engine>')."
     )

@@ -1,4 +1,4 @@
-"""One run of a model's blocks on each device, as a strategy of Lightning's Trainer."""
+"""Layer parallelism as a strategy of Lightning's Trainer: consecutive blocks of one model on each device."""
 
 from __future__ import annotations
 
@@ -27,26 +27,26 @@ from gradfree.registry import engine_class, resolve_engine
 
 
 class LayerParallelStrategy(DDPStrategy):
-    """Trains one model on several devices, each of which holds one run of its blocks, as ``layer_parallel`` has it.
+    """Trains one model on several devices, each with consecutive blocks, by :func:`gradfree.layer_parallel`.
 
-    Devices beyond ``stages`` hold copies of the model, each for its share of the data, by DDP. All devices of a copy
-    are given the same batches. Checkpoints are the whole model's, as one device writes them, and any number resumes
-    them. In memory the module stays in parts.
+    With more devices than ``stages``, several copies of the model train by DDP, each on its share of the data. All
+    devices of a copy get the same batches. A checkpoint contains the whole model, as if from one device, and can be
+    resumed on any number of devices. In memory each device has only its part of the module.
 
     Args:
         engine: "highway_bp", "fixed_point" or "backprop", or such an engine.
-        stages: how many devices share one model; by default all.
-        model: the path, in the LightningModule, of the module that has the blocks and is called on batches; by default
-            its only child, or itself where it has several and a ``forward``.
-        chains: as in :func:`gradfree.layer_parallel`, with paths in that module; likewise all that follow.
-        costs: of each block.
+        stages: the number of devices that share one model; by default all.
+        model: the path, in the LightningModule, of the module that has the blocks and is called on batches. By default
+            the only child with weights, or the LightningModule itself if it has several children and a ``forward``.
+        chains: as in :func:`gradfree.layer_parallel`, with paths in that module.
+        costs: of each block, as in :func:`gradfree.layer_parallel`.
         residual: as in :meth:`gradfree.Engine.attach`.
-        microbatches: the parts that a batch goes through the devices in.
-        uncut: arguments that each part is given as they are.
+        microbatches: the number of parts into which each batch is split.
+        uncut: names of arguments that are not split.
         **options: the engine's, if it is given by name, and those of ``DDPStrategy``.
 
     Attributes:
-        stage: what this device holds, once the Trainer has set it up.
+        stage: this device's part of the model, once the Trainer has set it up.
     """
 
     def __init__(
@@ -76,16 +76,16 @@ class LayerParallelStrategy(DDPStrategy):
 
     @property
     def handle(self) -> Handle:
-        """The engine's on this device's blocks."""
+        """The handle of the engine on this device's blocks."""
         return Handle() if self.stage is None else self.stage.handle
 
     @property
     def distributed_sampler_kwargs(self) -> dict[str, Any]:
-        """Which share of the data this device is given: that of its copy of the model."""
+        """The share of the data for this device: that of its copy of the model."""
         return {"num_replicas": self._data.size(), "rank": self._data.rank()}
 
     def setup_environment(self) -> None:
-        """Set up as usual, and which devices share a copy."""
+        """Set up as usual, with the groups of devices that share a copy."""
         super().setup_environment()
         stages = self.world_size if self.stages is None else self.stages
         if self.world_size % stages:
@@ -99,27 +99,27 @@ class LayerParallelStrategy(DDPStrategy):
         self._ddp_kwargs["process_group"] = self._data
 
     def connect(self, model: LightningModule) -> None:
-        """Take the module."""
+        """Connect the module as usual; it has no stage yet."""
         super().connect(model)
         self.stage = None
 
     def setup(self, trainer: Any) -> None:
-        """Leave of the model what this device is to hold, and set up as usual."""
+        """Reduce the model to this device's part, and set up as usual."""
         if self._layer_sync is not None:
             raise ValueError(
-                "LayerParallelStrategy: with sync_batchnorm=True the BatchNorms of different blocks would wait for "
+                "LayerParallelStrategy: sync_batchnorm=True would make the BatchNorms of different blocks wait for "
                 "each other. Leave it out."
             )
         assert self.accelerator is not None
         assert self._mesh is not None
-        # The placeholders of other devices' weights are of the type and on the device that these have now.
+        # First, since placeholders for other devices' weights copy the present dtype and device.
         self.precision_plugin.convert_module(self._module)
         self.model_to_device()
         path, target = self._target()
         if outside := [n for n, _ in self._module.named_parameters() if not _within(n, path)]:
             raise ChainError(
-                f"{outside[0]!r} is a weight outside of {path!r}, of which devices would have different "
-                "copies. Move it there, or name the module that is called on batches and has all: "
+                f"{outside[0]!r} is a weight outside of {path!r}, so its copies on different devices would differ. "
+                "Move it there, or name the module that is called on batches and has all weights: "
                 "LayerParallelStrategy(model=...)."
             )
         self.stage = stage_of(target) or layer_parallel(target, self.engine, mesh=self._mesh["blocks"], **self._placed)
@@ -133,12 +133,12 @@ class LayerParallelStrategy(DDPStrategy):
         self.setup_precision_plugin()
 
     def configure_ddp(self) -> None:
-        """Wrap the module in DDP where there are several copies of it."""
+        """Wrap the module in DDP if there are several copies of the model."""
         if self._data.size() > 1:
             super().configure_ddp()
 
     def setup_precision_plugin(self) -> None:
-        """Set up as usual; gradients are clipped, and steps skipped, by what all devices of a copy have."""
+        """Set up as usual; clipping and skipped steps depend on the gradients of all devices of a copy."""
         super().setup_precision_plugin()
         plugin: Any = self.precision_plugin
         plugin.clip_grad_by_norm = self._clip
@@ -149,11 +149,11 @@ class LayerParallelStrategy(DDPStrategy):
             plugin.scaler.load_state_dict(state)
 
     def reduce(self, tensor: Any, group: Any = None, reduce_op: Any = "mean") -> Any:
-        """Reduce as usual, by default over the copies of the model: devices of one have the same."""
+        """Reduce as usual, by default over the copies of the model, since devices of one copy have the same values."""
         return super().reduce(tensor, self._data if group is None else group, reduce_op)
 
     def reduce_boolean_decision(self, decision: bool, all: bool = True) -> bool:
-        """Return what all devices, or any, have decided."""
+        """Return whether all devices, or any of them, have decided ``True``."""
         count = super().reduce(torch.tensor(int(decision), device=self.root_device), None, "sum")
         return bool(count == self.world_size) if all else bool(count)
 
@@ -193,9 +193,9 @@ class LayerParallelStrategy(DDPStrategy):
 
     @classmethod
     def register_strategies(cls, strategy_registry: Any) -> None:
-        """Give it a name."""
+        """Register the strategy as "layer_parallel"."""
         if "layer_parallel" not in strategy_registry:
-            strategy_registry.register("layer_parallel", cls, "gradfree's highway_bp, one run of blocks on each device")
+            strategy_registry.register("layer_parallel", cls, "gradfree's highway_bp, with some blocks on each device")
 
     def teardown(self) -> None:
         """Clean up as usual."""
@@ -221,10 +221,10 @@ class LayerParallelStrategy(DDPStrategy):
         return f"{path}." if path else ""
 
     def _target(self) -> tuple[str, nn.Module]:
-        """Return the module whose blocks go to devices, and its path.
+        """Return the path of the module whose blocks are placed on devices, and the module.
 
         Raises:
-            ChainError: there is none, or several might be it.
+            ChainError: there is no such module, or it is ambiguous.
         """
         module = self._module
         names = [name for name, child in module.named_children() if next(child.parameters(), None) is not None]
@@ -239,8 +239,8 @@ class LayerParallelStrategy(DDPStrategy):
             return names[0], module.get_submodule(names[0])
         if type(module).forward is LightningModule.forward:
             raise ChainError(
-                f"{type(module).__name__} has {names or 'no modules with weights'} and no forward: name the one that "
-                "is called on batches and has the blocks, LayerParallelStrategy(model=...)."
+                f"{type(module).__name__} has {names or 'no modules with weights'} and no forward: name the module "
+                "that is called on batches and has the blocks, LayerParallelStrategy(model=...)."
             )
         return "", module
 
@@ -248,7 +248,7 @@ class LayerParallelStrategy(DDPStrategy):
         yield from (module for module in self._module.modules() if isinstance(module, Metric))
 
     def _share_states(self) -> None:
-        """Let all copies be the first one, as DDP does for a fit."""
+        """Copy the first copy's parameters and buffers to all others, as DDP does for a fit."""
         if self._data.size() > 1:
             first = distributed.get_global_rank(self._data, 0)
             for tensor in (*self._module.parameters(), *self._module.buffers()):

@@ -1,4 +1,4 @@
-"""A LightningModule for any network that classifies."""
+"""A LightningModule for classification."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torchmetrics import MeanMetric
 
 
 class Classifier(pl.LightningModule):
-    """Trains a network to classify, by the mean cross-entropy; the optimizer is the command line's, or a subclass's.
+    """Trains a classifier by the mean cross-entropy; the command line or a subclass adds the optimizer.
 
     Batches are inputs and class indices, int64 (B,). Logs ``train_loss``, and ``val_loss``, ``val_accuracy``,
     ``test_loss`` and ``test_accuracy``.

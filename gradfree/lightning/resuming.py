@@ -1,4 +1,4 @@
-"""What makes a training that was stopped in the middle of an epoch go on as if it had not been."""
+"""Exact resumption of a training in the middle of an epoch: position of the loader, random states."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from gradfree.torchside.random_state import RandomState
 
 
 class ResumableLoader(DataLoader[Any]):
-    """A DataLoader that a checkpoint brings back to its place in the epoch.
+    """A DataLoader that continues within an epoch after a checkpoint.
 
-    Lightning keeps the state of any loader that has one. Which examples come at which place is the sampler's to
-    repeat: it takes one whose order depends on nothing but ``set_epoch``, as torch's ``DistributedSampler``, also on
-    one device, or one that shuffles nothing. What the data set itself draws at random is not repeated. Arguments as of
-    ``DataLoader``; without a ``generator`` the loader has one of its own, so that its draws are none of the dropout's.
+    Lightning saves the state of loaders that have one. The order of the examples must depend only on ``set_epoch``:
+    use torch's ``DistributedSampler``, also on one device, or a sampler that does not shuffle. Random numbers of the
+    data set itself are not repeated. Arguments are those of ``DataLoader``. Without a ``generator`` the loader creates
+    one, so that it does not change the random numbers of dropout.
     """
 
     _place = (-1, 0)
-    """The epoch, and how many of its batches were handed out."""
+    """The epoch, and the number of its batches that were returned."""
     _resumed = (-1, 0)
-    """The place to go on from."""
+    """The epoch and number of batches from which to continue."""
 
     def __init__(self, *args: Any, **options: Any):
         super().__init__(*args, **options)
@@ -33,12 +33,12 @@ class ResumableLoader(DataLoader[Any]):
             self.generator = torch.Generator().manual_seed(torch.initial_seed())
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
-        """Yield the epoch's batches, all of them or those that are left."""
+        """Yield the epoch's batches; after a checkpoint the remaining ones."""
         epoch = getattr(self.sampler, "epoch", 0)
-        # A checkpoint from the end of an epoch is followed by the whole of the next one.
+        # After a checkpoint at the end of an epoch, the whole next epoch follows.
         done = self._resumed[1] if self._resumed[0] == epoch else 0
         if done and not hasattr(self.sampler, "set_epoch") and done >= len(self):
-            # Its epochs have no numbers: behind the last batch begins the next one.
+            # This sampler has no epoch numbers, so after the last batch the next epoch begins.
             done = 0
         self._resumed = ResumableLoader._resumed
         for batch in islice(super().__iter__(), done, None):
@@ -52,14 +52,14 @@ class ResumableLoader(DataLoader[Any]):
         return {"epoch": epoch, "batches": batches}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        """Go on from the place in ``state`` when the loader is next iterated over in that epoch."""
+        """Continue from the place in ``state`` when that epoch is next iterated."""
         self._place = self._resumed = state["epoch"], state["batches"]
 
 
 class RandomStates(pl.Callback):
-    """Keeps the state of torch's random numbers in checkpoints, so that dropout goes on where it stopped.
+    """Saves torch's random states in checkpoints, so that dropout continues with the same random numbers.
 
-    With several processes, the first one's state is everybody's.
+    With several processes, all of them load the state of the first.
     """
 
     _KEY = "random_states"
@@ -70,21 +70,21 @@ class RandomStates(pl.Callback):
     def on_save_checkpoint(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        """Add the states of the CPU's generator and of the device's own."""
+        """Add the random states of the CPU and of the device to the checkpoint."""
         state = RandomState.of(trainer.strategy.root_device)
         checkpoint[self._KEY] = {"cpu": state.cpu, state.device.type: state.cpu if state.own is None else state.own}
 
     def on_load_checkpoint(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        """Take the states out, that of another kind of device left out."""
+        """Read the states; that of another type of device is ignored."""
         device, states = trainer.strategy.root_device, checkpoint.get(self._KEY)
         if states is not None:
             own = None if device.type == "cpu" else states.get(device.type)
             self._loaded = RandomState(device, states["cpu"], own)
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Go back to the states, now that nothing but the training draws random numbers."""
+        """Restore the states, when only the training draws random numbers from now on."""
         if self._loaded is not None:
             self._loaded.restore()
             self._loaded = None

@@ -1,4 +1,4 @@
-"""Engines under their names in the strategy registries of Lightning and Fabric."""
+"""Registers engines by name in the strategy registries of Lightning and Fabric."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
-from gradfree.lightning.carriers import with_engine
+from gradfree.lightning.engine_mixins import with_engine
 from gradfree.registry import list_engines
 
-# ``pip install lightning`` brings each of the two under two names, which know nothing of each other.
+# ``pip install lightning`` installs each of the two under two names, with separate registries.
 _REGISTRIES = {
     "lightning.pytorch": "StrategyRegistry",
     "pytorch_lightning": "StrategyRegistry",
@@ -18,14 +18,14 @@ _REGISTRIES = {
 }
 
 
-# Lightning takes these for words of its own.
+# Names with a meaning in Lightning.
 _RESERVED = ("auto",)
 
 
 def register_engines() -> None:
-    """Make every engine a strategy by its name, and by ``<name>_ddp``; names that are taken stay as they are.
+    """Register every engine as a strategy ``<name>`` and ``<name>_ddp``; existing names are kept.
 
-    What Lightning takes for a word of its own is ``<name>_engine``.
+    A name with a meaning in Lightning becomes ``<name>_engine``.
     """
     for namespace, registry in _REGISTRIES.items():
         if find_spec(namespace.partition(".")[0]) is not None:
@@ -39,7 +39,7 @@ def _register(registry: Any, strategies: Any) -> None:
             ("", strategies.SingleDeviceStrategy, "one device"),
             ("_ddp", strategies.DDPStrategy, "several devices, DDP"),
         ):
-            called = f"{name}_engine{suffix}" if name in _RESERVED else name + suffix
-            if called not in registry:
+            strategy = f"{name}_engine{suffix}" if name in _RESERVED else name + suffix
+            if strategy not in registry:
                 description = f"gradfree's engine {name}, {where}"
-                registry.register(called, with_engine(base), description, engine=name)
+                registry.register(strategy, with_engine(base), description, engine=name)

@@ -181,7 +181,7 @@ def test_packages_for_reports_are_missed_before_records_are_read(missing, capsys
     code, _, err = outcome(capsys, "bench", "report", "--out", str(tmp_path))
     assert code == 2
     assert err.startswith(f"gradfree: error: {missing}")
-    assert err.endswith("Do, in a checkout of it: pip install '.[bench]'\n")
+    assert err.endswith("In a checkout of gradfree: pip install '.[bench]'\n")
 
 
 @pytest.mark.parametrize(("suite", "missing"), [("quick", "sklearn"), ("text", "datasets"), ("text", "tokenizers")])
@@ -191,4 +191,4 @@ def test_packages_that_read_data_are_missed_before_the_first_case(suite, missing
     code, _, err = outcome(capsys, "bench", "run", "--suite", suite, "--dry-run", "--out", str(tmp_path))
     assert code == 2
     assert err.startswith(f"gradfree: error: {missing}")
-    assert err.endswith("Do, in a checkout of it: pip install '.[bench]'\n")
+    assert err.endswith("In a checkout of gradfree: pip install '.[bench]'\n")

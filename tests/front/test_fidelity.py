@@ -184,7 +184,7 @@ def test_at_a_temperature_both_ways_compare_gradients_of_the_same_loss():
 @pytest.mark.parametrize(
     ("wrong", "error", "message"),
     [
-        ({"engine": "highway_bp"}, TypeError, r"engine must be an Engine, as gradfree.create_engine\(name\) makes it"),
+        ({"engine": "highway_bp"}, TypeError, r"engine must be an Engine, from gradfree.create_engine\(name\)"),
         ({"model": torch.relu}, TypeError, "model must be an nn.Module, not a builtin_function_or_method."),
         ({"loss_fn": None}, TypeError, "loss_fn must be a function of outputs and target, not None"),
         ({"loss_fn": lambda out, y: out}, TypeError, "one number with a gradient, a scalar tensor, not a tensor of sh"),

@@ -181,7 +181,7 @@ def test_a_command_of_another_package_that_cannot_be_loaded_fails_alone(tmp_path
     out, told = capsys.readouterr()
     assert out.startswith("dsf: Diagonal state feedbacks")
     assert "warning: 'lost' in gradfree.commands of the package other cannot be loaded from no_such_module:main" in told
-    assert "'odd' in gradfree.commands is no function nor a dict of them: math:pi" in told
+    assert "'odd' in gradfree.commands is not a function or a dict of functions: math:pi" in told
     for name in ("lost", "odd"):
         with pytest.raises(SystemExit):
             main([name])

@@ -56,5 +56,5 @@ def test_a_checkpoint_has_the_choice_and_a_second_fit_goes_on_with_it(tmp_path, 
 def test_lightnings_own_auto_stays_what_it_is():
     assert {"auto_engine", "auto_engine_ddp"} <= set(StrategyRegistry)
     assert "auto" not in StrategyRegistry
-    assert not isinstance(Trainer(strategy="auto", logger=False).strategy, gradfree.lightning.carriers.Carrier)
+    assert not isinstance(Trainer(strategy="auto", logger=False).strategy, gradfree.lightning.engine_mixins.EngineMixin)
     assert torch.get_default_dtype() == torch.float64

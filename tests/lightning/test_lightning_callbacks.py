@@ -45,7 +45,7 @@ CALLBACKS = [gradfree.lightning.GradientFidelity, gradfree.lightning.EngineFigur
 
 @pytest.mark.parametrize("callback", CALLBACKS)
 def test_callbacks_that_look_at_an_engine_want_one(tmp_path, callback):
-    with pytest.raises(TypeError, match=r"SingleDeviceStrategy carries none: use Trainer\(strategy='<engine>'\)"):
+    with pytest.raises(TypeError, match=r"SingleDeviceStrategy has none: use Trainer\(strategy='<engine>'\)"):
         trainer(tmp_path, callbacks=[callback()]).fit(ResidualClassifier(), loader())
     with pytest.raises(ValueError, match=r"every(_n_steps)? must be at least 1, not 0"):
         callback(every_n_steps=0)

@@ -4,7 +4,7 @@ from mutant import mutant
 
 RESETS = "resets/test_with_resets.py"
 RESUMED = "lightning/test_lightning_resume.py"
-CARRIERS = "gradfree/lightning/carriers.py"
+CARRIERS = "gradfree/lightning/engine_mixins.py"
 
 MUTANTS = (
     mutant(

@@ -178,12 +178,12 @@ def test_a_plain_loop_needs_only_torch_and_numpy(bare, tmp_path):
     install(bare, source(tmp_path))
     try:
         told = run(bare, "-c", PLAIN_LOOP, cwd=tmp_path, env=clean())
-        assert told.startswith("lightning is not installed; gradfree's extra 'lightning' brings it.")
+        assert told.startswith("lightning is not installed; gradfree's extra 'lightning' installs it.")
         assert "shooting" in run(bare.parent / "gradfree", "engines", cwd=tmp_path, env=clean())
         line = refusal(bare.parent / "gradfree", "bench", "report", cwd=tmp_path, env=clean())
-        assert line.startswith("gradfree: error: jsonargparse is not installed; gradfree's extra 'bench' brings it.")
+        assert line.startswith("gradfree: error: jsonargparse is not installed; gradfree's extra 'bench' installs it.")
         line = refusal(bare.parent / "gradfree", "fit", "--print_config", cwd=tmp_path, env=clean())
-        assert "gradfree's extra 'bench' brings it." in line
+        assert "gradfree's extra 'bench' installs it." in line
     finally:
         uninstall(bare)
 

@@ -62,7 +62,7 @@ def test_a_module_that_has_several_children_and_no_forward_is_refused():
     trainer = pl.Trainer(strategy="layer_parallel", devices=1, accelerator="cpu", logger=False)
     assert isinstance(trainer.strategy, gradfree.lightning.LayerParallelStrategy)
     trainer.strategy.connect(Several())
-    with pytest.raises(ChainError, match=r"has \['stem', 'head'\] and no forward: name the one"):
+    with pytest.raises(ChainError, match=r"has \['stem', 'head'\] and no forward: name the module"):
         trainer.strategy.load_model_state_dict({})
 
 

@@ -1,6 +1,6 @@
-"""What makes any of Lightning's and Fabric's strategies, or anyone's built on them, train with an engine.
+"""Mixins that add an engine to a strategy class of Lightning or Fabric.
 
-The engine is put on the model before the strategy wraps it (in DDP, say), and goes into checkpoints beside it.
+The engine is attached before the strategy wraps the model (in DDP, for example), and is saved in its checkpoints.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ if TYPE_CHECKING:
 _KEY = "gradfree"
 
 
-class Carrier:
-    """A strategy with an engine; goes before the strategy's own class in a subclass.
+class EngineMixin:
+    """A strategy with an engine; the mixin comes before the strategy class among the bases.
 
     Args:
         engine: an engine's name, or an engine.
-        chains: as in :meth:`gradfree.Engine.attach`, as module paths of the model that the strategy is given.
-        batched: likewise.
-        **options: the engine's options, if it is given by name, and the strategy's own.
+        chains: as in :meth:`gradfree.Engine.attach`, with module paths in the strategy's model.
+        batched: as in :meth:`gradfree.Engine.attach`.
+        **options: the engine's options, if it is given by name, and the strategy's.
 
     Attributes:
         engine: the engine.
-        handles: of the engine, one for each module that it is attached to, in the order in which they were set up.
+        handles: one for each module with the engine, in the order of their setup.
 
     Raises:
-        TypeError: an option that neither has.
+        TypeError: an option that neither the engine nor the strategy has.
     """
 
     def __init__(
@@ -60,19 +60,19 @@ class Carrier:
         self.handles: list[Handle] = []
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle by the strategy's own class: the subclass is made at run time."""
+        """Pickle by the strategy's base class, because this subclass is created at run time."""
         return _restore, (self._base,), self.__dict__
 
     _base: type
-    """The strategy's own class."""
+    """The strategy class without an engine."""
     world_size: int
-    """Of the strategy: how many ranks train."""
+    """The strategy's number of ranks."""
 
     def _attached(self, model: nn.Module) -> Handle:
         return self.engine.attach(model, self.chains, batched=self.batched)
 
     def optimizer_step(self, *args: Any, **kwargs: Any) -> Any:
-        """Take the step as usual; behind it, what each rank's batches have moved is the same on all of them again.
+        """Take the step as usual, then average the engine's running means over ranks.
 
         Warns, once, if gradients have bypassed the engine.
         """
@@ -84,55 +84,55 @@ class Carrier:
         return result
 
     def teardown(self) -> None:
-        """Take the engine off and clean up as usual."""
+        """Detach the engine and clean up as usual."""
         for handle in self.handles:
             handle.detach()
         super().teardown()  # type: ignore[misc]
 
 
-class TrainerCarrier(Carrier):
-    """For strategies of Lightning's Trainer: attached while it fits."""
+class TrainerEngineMixin(EngineMixin):
+    """For strategies of Lightning's Trainer: the engine is attached during ``fit``."""
 
     _restored: dict[str, Any] | None = None
-    """What the engine takes up when it is attached."""
+    """The engine's state to load when it is attached."""
 
     @property
     def handle(self) -> Handle:
-        """The engine's on the module of the last fit."""
+        """The handle of the last ``fit``."""
         return self.handles[0] if self.handles else Handle()
 
     @property
     def accelerator(self) -> Any:
-        """What the Trainer sets."""
+        """The accelerator, which the Trainer sets."""
         return self._accelerator
 
     @accelerator.setter
     def accelerator(self, accelerator: Any) -> None:
-        # Only this shows which package the Trainer is of: two have the same code, with separate types.
+        # Only the accelerator shows whether the Trainer is lightning's or pytorch_lightning's: same code, other types.
         if (base := _counterpart(self._base)) and isinstance(accelerator, _accelerators(base)):
             self.__class__ = with_engine(base)
         self._accelerator = accelerator
 
     def setup(self, trainer: Any) -> None:
-        """Attach the engine, if the Trainer is to fit, and set up as usual."""
+        """Attach the engine in a ``fit``, and set up as usual."""
         if trainer.state.fn == "fit":
             before, self.handles = self.handle, [self._attached(trainer.lightning_module)]
             if self._restored is None and before.blocks == self.handle.blocks:
-                # Another fit of the same model goes on from where the last one ended.
+                # Another fit of the same model continues with the engine's state of the last one.
                 self._restored = before.state_dict()
             self.handle.load_state_dict(self._restored or {})
         self._restored = None
         super().setup(trainer)  # type: ignore[misc]
 
     def save_checkpoint(self, checkpoint: dict[str, Any], *args: Any, **kwargs: Any) -> None:
-        """Save as usual, with what the engine keeps from pass to pass."""
+        """Save as usual, with the engine's state."""
         super().save_checkpoint(checkpoint | {_KEY: self.handle.state_dict()}, *args, **kwargs)  # type: ignore[misc]
 
     def load_checkpoint(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        """Load as usual; the engine takes up what it kept."""
+        """Load as usual, with the engine's state."""
         checkpoint: dict[str, Any] = super().load_checkpoint(*args, **kwargs)  # type: ignore[misc]
         state = checkpoint.get(_KEY, {})
-        # Lightning restores before it sets most strategies up, and again behind a search for a learning rate.
+        # Lightning loads before the setup of most strategies, and again after a search for a learning rate.
         if self.handle.attached:
             self.handle.load_state_dict(state)
         else:
@@ -140,42 +140,42 @@ class TrainerCarrier(Carrier):
         return checkpoint
 
 
-class FabricCarrier(Carrier):
-    """For strategies of Fabric: attached to each module that is set up, with ``fabric.setup``."""
+class FabricEngineMixin(EngineMixin):
+    """For strategies of Fabric: the engine is attached to each module in ``fabric.setup``."""
 
     _restored: Sequence[Mapping[str, Any]] = ()
-    """What the engine takes up when it is attached, module by module in the order of their setup."""
+    """The engine's states to load when it is attached, in the order of the modules' setup."""
 
     def setup_module(self, module: nn.Module) -> nn.Module:
         """Attach the engine and set up as usual."""
         self.handles.append(self._attached(module))
-        self._take_up(len(self.handles) - 1)
+        self._load_state(len(self.handles) - 1)
         return super().setup_module(module)  # type: ignore[misc]
 
     def save_checkpoint(self, path: Any, state: dict[str, Any], *args: Any, **kwargs: Any) -> None:
-        """Save as usual, with what the engine keeps of each module from pass to pass."""
+        """Save as usual, with the engine's state for each module."""
         kept = [handle.state_dict() for handle in self.handles]
         super().save_checkpoint(path, state | {_KEY: kept}, *args, **kwargs)  # type: ignore[misc]
 
     def load_checkpoint(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        """Load as usual; the engine takes up what it kept."""
+        """Load as usual, with the engine's states."""
         rest: dict[str, Any] = super().load_checkpoint(*args, **kwargs)  # type: ignore[misc]
         kept = rest.pop(_KEY, ())
-        # A Trainer's checkpoint has that of its only module.
+        # A Trainer's checkpoint has the state of its only module, not a list.
         self._restored = [kept] if isinstance(kept, Mapping) else kept
         for number in range(len(self.handles)):
-            self._take_up(number)
+            self._load_state(number)
         return rest
 
-    def _take_up(self, number: int) -> None:
+    def _load_state(self, number: int) -> None:
         self.handles[number].load_state_dict(self._restored[number] if number < len(self._restored) else {})
 
 
 class OneDevice:
-    """Takes the device from the Trainer or Fabric, and refuses more than one.
+    """Takes the device from the Trainer or Fabric, and raises for more than one.
 
-    Both hand a strategy that was made without a device its devices and nodes through these two properties; a plain
-    ``SingleDeviceStrategy`` has neither, so it would stay on the CPU, and take devices=2 for one in silence.
+    Both set the devices and nodes of a strategy object by these two properties. ``SingleDeviceStrategy`` has neither:
+    it would stay on the CPU, and silently use one device for devices=2.
     """
 
     engine: Engine
@@ -184,7 +184,7 @@ class OneDevice:
 
     @property
     def parallel_devices(self) -> Sequence[torch.device]:
-        """The device, once it is set."""
+        """The device in a sequence; empty until it is set."""
         return self._devices
 
     @parallel_devices.setter
@@ -213,17 +213,17 @@ class OneDevice:
 
 @cache
 def with_engine(base: type) -> type[Any]:
-    """Return the subclass of ``base``, a strategy class of Lightning or Fabric, that carries an engine.
+    """Return the subclass of ``base``, a strategy class of Lightning or Fabric, that has an engine.
 
     Raises:
-        TypeError: ``base`` is no strategy class.
+        TypeError: ``base`` is not a strategy class.
     """
     names = {kind.__name__ for kind in base.__mro__}
     if "Strategy" not in names:
         raise TypeError(f"base must be a strategy class of Lightning or Fabric, not {base!r}.")
-    carrier = FabricCarrier if hasattr(base, "setup_module") else TrainerCarrier
-    parents = (carrier, OneDevice, base) if "SingleDeviceStrategy" in names else (carrier, base)
-    kind = type(f"Engine{base.__name__}", parents, {"_base": base, "__module__": __name__, "__doc__": carrier.__doc__})
+    mixin = FabricEngineMixin if hasattr(base, "setup_module") else TrainerEngineMixin
+    parents = (mixin, OneDevice, base) if "SingleDeviceStrategy" in names else (mixin, base)
+    kind = type(f"Engine{base.__name__}", parents, {"_base": base, "__module__": __name__, "__doc__": mixin.__doc__})
     if other := _counterpart(base):
         strategy: Any = next(c for c in other.__mro__ if c.__name__ == "Strategy")
         strategy.register(kind)
@@ -231,14 +231,14 @@ def with_engine(base: type) -> type[Any]:
 
 
 def _counterpart(base: type) -> Any:
-    """Return the class of this name in ``pytorch_lightning`` if ``base`` is ``lightning.pytorch``'s."""
+    """Return the class of the same name in ``pytorch_lightning``, if ``base`` is from ``lightning.pytorch``."""
     if not base.__module__.startswith("lightning.pytorch.") or find_spec("pytorch_lightning") is None:
         return None
     return getattr(import_module("pytorch_lightning.strategies"), base.__name__, None)
 
 
 def _accelerators(base: type) -> type[Any]:
-    """Return the class of the accelerators of the package that ``base`` is of."""
+    """Return the base class of accelerators in the package of ``base``."""
     accelerator: type[Any] = import_module(f"{base.__module__.partition('.')[0]}.accelerators").Accelerator
     return accelerator
 
@@ -249,7 +249,7 @@ def _restore(base: type) -> Any:
 
 
 def _refuse_unknown(kind: type, engine: str | Engine, options: dict[str, Any], known: set[str]) -> None:
-    base = kind.__mro__[kind.__mro__.index(Carrier) + 1 :]
+    base = kind.__mro__[kind.__mro__.index(EngineMixin) + 1 :]
     strategy = next(c for c in base if "__init__" in c.__dict__)
     parameters = inspect.signature(strategy).parameters.values()
     if any(p.kind is p.VAR_KEYWORD for p in parameters):
