@@ -132,13 +132,11 @@ class TimeChain(Chain):
         """Return the gates' mean, and the share of the exact VJP that the gates explain."""
         gates = [self._mean(d).mean() for d in self.diagonal if isinstance(d, Tensor)]
         delta = self.rearranged(lambda x: x).unroll(direct)
-        pulled, rest = (
-            self.rest_vjp(delta, self.constant(0.0)),
-            self.rest_vjp(delta, self.residual() if gates else self.constant(0.0)),
-        )
-        carried = [plus(p, None if r is None else -r) for p, r in zip(pulled, rest, strict=True)]
+        exact = self.rest_vjp(delta, self.constant(0.0))
+        rest = self.rest_vjp(delta, self.residual()) if gates else exact
+        carried = [plus(v, None if r is None else -r) for v, r in zip(exact, rest, strict=True)]
         mean = torch.stack(gates).mean().item() if gates else 0.0
-        return [LinkFindings(self.path, mean, not gates, share(carried, pulled), steps=len(self))]
+        return [LinkFindings(self.path, mean, not gates, share(carried, exact), steps=len(self))]
 
     def vectors(self, cotangents: State) -> Tensor:
         """Return the cotangents as row vectors, the parts of a state side by side, (T, B, H)."""
