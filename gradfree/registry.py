@@ -20,7 +20,7 @@ def register_engine(name: str, engine: type[Engine]) -> None:
     registered name as ``strategy=EngineStrategy(name)``.
 
     Args:
-        name: letters, digits and underscores; no other engine may have it.
+        name: letters, digits and underscores; it must not be the name of another engine.
         engine: the class. A class of the same module and name, from a notebook cell that runs again, replaces it.
 
     Raises:

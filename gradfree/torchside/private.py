@@ -108,7 +108,7 @@ def is_reached(leaf: Tensor) -> bool:
 def asked_for() -> Iterator[tuple[Any, int]]:
     """Yield node and output number of each input of the running ``torch.autograd.grad``, except for leaf tensors.
 
-    Autograd's nodes do not have this information, so it is read from the frame of the call. Nodes of other devices run
+    Autograd's nodes do not have this information; the frame of the call has. Nodes of other devices run
     in autograd's own threads; there the calls of all threads are considered.
     """
     code = _call_of_backward(torch.autograd.graph).__code__

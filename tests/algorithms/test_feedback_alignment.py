@@ -44,7 +44,7 @@ def dfa_by_hand(net, x, matrices):
 
 
 @pytest.mark.parametrize("kind", NETS)
-def test_dfa_pulls_each_layers_own_error_through_its_activation(kind):
+def test_dfa_applies_the_vjp_of_each_layers_activation_to_its_error(kind):
     make, shape = NETS[kind]
     net, x = make(), torch.randn(shape)
     actual, matrices = run(net, x, DFA())
@@ -53,7 +53,7 @@ def test_dfa_pulls_each_layers_own_error_through_its_activation(kind):
     assert_equal_gradients(actual, dfa_by_hand(net, x, matrices))
 
 
-def test_dfa_sends_what_lies_before_the_chain_its_own_error_through_a_leading_activation():
+def test_dfa_gives_modules_before_the_chain_an_error_through_a_leading_activation():
     net, x = nn.Sequential(nn.Linear(7, 8), nn.Sequential(nn.Tanh(), *dense(8, 6, 3))), torch.randn(4, 7)
     with DFA().attach(net, ["1"]) as handle:
         found = gradients(net, lambda: net(x))
@@ -75,7 +75,7 @@ def test_fa_with_the_weights_themselves_is_backpropagation(kind):
     assert_equal_gradients({**actual, "x": x.grad}, {**expected, "x": into})
 
 
-def test_fa_is_written_down_as_lillicrap_does():
+def test_fa_equals_lillicraps_formulas():
     net, x = dense(8, 6, 5, 3, bend=nn.Tanh), torch.randn(4, 8)
     actual, matrices = run(net, x, FA())
     assert list(matrices) == ["4 (3, 5)", "2 (5, 6)"]
@@ -96,7 +96,7 @@ def test_fa_is_written_down_as_lillicrap_does():
 
 @pytest.mark.filterwarnings("ignore::FutureWarning")
 @pytest.mark.parametrize("norm", [nn.utils.weight_norm, nn.utils.spectral_norm, nn.utils.parametrizations.weight_norm])
-def test_fa_with_weights_that_are_computed(norm):
+def test_fa_with_b_equal_to_computed_weights_is_exact(norm):
     net, x = dense(8, 6, 5, 3, bend=nn.Tanh).eval(), torch.randn(4, 8)
     norm(net[2])
     expected, _ = run(net, x)
@@ -160,7 +160,7 @@ def test_dfa_in_depth_with_the_products_of_jacobians_is_backpropagation(block, s
     torch.testing.assert_close(random["3.inner.weight"], exact["3.inner.weight"])
 
 
-def test_dfa_in_depth_wants_states_of_one_shape():
+def test_dfa_in_depth_refuses_states_of_several_shapes():
     class Narrow(nn.Module):
         def forward(self, x):
             return F.relu(x[..., :-1])

@@ -37,7 +37,7 @@ def test_the_mean_of_20000_draws_is_within_four_standard_errors_of_the_gradient(
         assert bool((error > 1e-12).all()) == (name != f"{depth - 1}.weight")
 
 
-def test_other_passes_and_other_seeds_have_other_directions():
+def test_directions_differ_between_passes_and_seeds():
     model, x = plain_model(), torch.randn(4, 6)
     found = []
     for seed in (0, 1):
@@ -47,7 +47,7 @@ def test_other_passes_and_other_seeds_have_other_directions():
         assert not any(torch.equal(one, other) for other in found[:i])
 
 
-def test_training_goes_on_from_a_checkpoint_as_if_never_stopped():
+def test_a_resumed_training_equals_an_uninterrupted_one():
     def trained(steps, state=None):
         torch.manual_seed(0)
         model = plain_model()
@@ -66,7 +66,7 @@ def test_training_goes_on_from_a_checkpoint_as_if_never_stopped():
 
 
 @pytest.mark.slow
-def test_replicas_stay_equal_to_the_last_bit():
+def test_replicas_stay_bitwise_equal():
     case = next(case for case in CASES if case.family == RESIDUAL)
     first, second = on_two_ranks(ddp_run, gradfree.create_engine("forward_gradient"), case)
     assert_equal_gradients(second, first, tolerance=0.0)
@@ -106,7 +106,7 @@ class Twice(nn.Module):
         (Twice, "1 cannot be differentiated"),
     ],
 )
-def test_blocks_without_a_product_of_each_sample_are_refused_by_path(make, message):
+def test_blocks_without_a_jvp_of_each_sample_are_refused_by_path(make, message):
     model = nn.Sequential(make(), make())
     with (
         gradfree.create_engine("forward_gradient").attach(model, [""]),

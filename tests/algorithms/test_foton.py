@@ -36,7 +36,7 @@ LINEAR_NETS = {
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("kind", LINEAR_NETS)
-def test_linear_nets_that_do_not_expand_get_backpropagations_gradients(kind, way):
+def test_linear_nets_that_do_not_expand_get_exact_gradients(kind, way):
     make, shape = LINEAR_NETS[kind]
     net, x = orthogonal(make()), torch.randn(shape)
     expected = gradients(net, lambda: net(x))
@@ -44,7 +44,7 @@ def test_linear_nets_that_do_not_expand_get_backpropagations_gradients(kind, way
 
 
 @pytest.mark.parametrize("streaming", [False, True])
-def test_a_layer_at_every_position_is_one_layer(streaming):
+def test_linear_layers_applied_at_every_position_get_exact_gradients(streaming):
     """Outputs (N, T, classes): F is applied to the error, since as a matrix it would be N T classes wide."""
     net, x = orthogonal(dense(6, 5, 4)), torch.randn(3, 7, 6)
     expected = gradients(net, lambda: net(x))
@@ -52,7 +52,7 @@ def test_a_layer_at_every_position_is_one_layer(streaming):
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_what_lies_before_and_behind_the_chain_learns_too(way):
+def test_modules_before_and_after_the_chain_get_gradients(way):
     net = nn.Sequential(nn.Linear(5, 12), nn.Tanh(), orthogonal(dense(12, 9, 9, 7)), nn.Tanh(), nn.Linear(7, 2))
     x = torch.randn(4, 5)
     expected = gradients(net, lambda: net(x))
@@ -107,7 +107,7 @@ def test_tanh_nets_follow_the_papers_two_passes(samples, way):
     assert_equal_gradients({name: p.grad for name, p in net.named_parameters()}, expected)
 
 
-def test_the_tangent_is_the_limit_of_small_errors():
+def test_the_tangent_equals_the_difference_for_small_errors():
     """The bias gradients are the tangents themselves, summed over samples."""
     net, x = dense(8, 8, 6, 4, bend=nn.Tanh), torch.randn(3, 8)
     actual = foton_gradients(net, x, perturbation="tangent")

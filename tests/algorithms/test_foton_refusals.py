@@ -9,7 +9,7 @@ from gradfree import ChainError
 from gradfree.algorithms import FOTON
 
 
-def test_a_kept_f_wants_one_row_of_classes_a_sample():
+def test_keeping_f_requires_outputs_of_samples_by_classes():
     net = dense(6, 5, 4)
     with FOTON(refresh_feedback_every=2).attach(net):
         out = net(torch.randn(3, 7, 6))
@@ -17,7 +17,7 @@ def test_a_kept_f_wants_one_row_of_classes_a_sample():
             out.sum().backward()
 
 
-def test_states_inside_the_chain_are_refused_as_part_of_the_loss():
+def test_a_loss_on_a_state_inside_the_chain_is_refused():
     net, x, seen = dense(8, 8, 6, 4, bend=nn.Tanh), torch.randn(3, 8), []
     net[1].register_forward_hook(lambda layer, args, out: seen.append(out))
     with FOTON().attach(net):

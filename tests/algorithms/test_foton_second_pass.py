@@ -35,7 +35,7 @@ BENT_NETS = {
 
 @pytest.mark.parametrize("perturbation", ["difference", "tangent"])
 @pytest.mark.parametrize("kind", BENT_NETS)
-def test_streaming_gives_the_stored_forms_gradients(kind, perturbation):
+def test_streaming_gives_the_same_gradients(kind, perturbation):
     """The same dropout masks, too, drawn again; and what is random behind stays as without the engine."""
     make, shape = BENT_NETS[kind]
     net, x = make(), torch.randn(shape)
@@ -66,7 +66,7 @@ def test_dropout_masks_are_those_of_the_first_pass(way):
     torch.testing.assert_close(net[2].bias.grad, (masks[0] * masks[1].bool() * 2)[0])
 
 
-def test_f_is_kept_for_as_many_optimizer_steps_as_asked():
+def test_f_is_kept_for_refresh_feedback_every_optimizer_steps():
     net, x = orthogonal(dense(8, 6, 3)), torch.randn(5, 8)
     optimizer = torch.optim.SGD(net.parameters(), 0.1)
     handle = FOTON(refresh_feedback_every=2).attach(net)
@@ -82,7 +82,7 @@ def test_f_is_kept_for_as_many_optimizer_steps_as_asked():
 
 
 @pytest.mark.parametrize("streaming", [False, True])
-def test_a_second_backward_pass_wants_the_first_to_keep_the_graph(streaming):
+def test_a_second_backward_pass_requires_retain_graph_in_the_first(streaming):
     net, x = dense(8, 8, 6, 4, bend=nn.Tanh), torch.randn(3, 8)
     with FOTON(streaming=streaming, temperature=1.0).attach(net):
         out = net(x).sum()

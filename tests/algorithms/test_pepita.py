@@ -31,13 +31,13 @@ def pepita_by_hand(net, x, feedback):
 
 
 @pytest.mark.parametrize("samples", [1, 3, 9])
-def test_pepita_is_its_two_passes(samples):
+def test_pepita_equals_its_two_passes_by_hand(samples):
     net, x = dense(8, 6, 5, 3, bend=nn.Tanh), torch.randn(samples, 8)
     actual, matrices = run(net, x, PEPITA())
     assert_equal_gradients(actual, pepita_by_hand(net, x, PEPITAS_SCALE * matrices["0 (3, 8)"].T))
 
 
-def test_pepita_with_fotons_feedback_is_foton_but_for_the_presynaptic_side():
+def test_pepita_with_fotons_feedback_differs_from_foton_only_in_the_layer_inputs():
     """Linear and orthogonal: h - h̃ = δ, and what is left is (h_l - h̃_l) (h_{l-1} - h̃_{l-1})ᵀ."""
     net, x = dense(9, 8, 8, 4), torch.randn(5, 9)
     gradfree.orthogonalize(net)
@@ -84,7 +84,7 @@ def test_pepita_on_convolutions_differentiates_at_the_second_passs_inputs():
     assert_equal_gradients(actual, {name: p.grad for name, p in net.named_parameters()})
 
 
-def test_pepita_sends_what_lies_before_the_chain_the_inputs_modulation():
+def test_pepita_gives_modules_before_the_chain_the_gradient_f_e():
     net, x = nn.Sequential(nn.Linear(7, 8), dense(8, 6, 3, bend=nn.Tanh)), torch.randn(4, 7)
     with PEPITA().attach(net, ["1"]) as handle:
         found = gradients(net, lambda: net(x))

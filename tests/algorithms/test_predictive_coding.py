@@ -9,7 +9,7 @@ from gradfree.testing.cases.models import assert_equal_gradients, gradients, pla
 
 
 @pytest.mark.parametrize("iterations", [4, 100])
-def test_without_damping_it_is_exact_after_as_many_iterations_as_there_are_links_but_one(iterations):
+def test_without_damping_l_minus_1_iterations_are_exact(iterations):
     model, x = plain_model(), torch.randn(4, 6)
     expected = gradients(model, lambda: model(x))
     with gradfree.create_engine("predictive_coding", iterations=iterations, rate=1.0).attach(model):
@@ -17,7 +17,7 @@ def test_without_damping_it_is_exact_after_as_many_iterations_as_there_are_links
 
 
 @pytest.mark.parametrize("rate", [0.1, 0.5, 0.9])
-def test_an_error_counts_by_the_chance_of_as_many_successes_as_links(rate):
+def test_damped_errors_have_binomial_weights(rate):
     """Identities carry it as it is: what comes to the first bias of four, by three links, is P(successes >= 3)."""
     model = nn.Sequential(*(nn.Sequential(nn.Linear(1, 1)) for _ in range(4)))
     for block in model:
@@ -38,7 +38,7 @@ def test_damping_runs_more_iterations_than_the_chain_has_links():
         assert_equal_gradients(gradients(model, lambda: model(x)), expected, tolerance=1e-10)
 
 
-def test_it_relaxes_chains_in_time():
+def test_predictive_coding_works_on_chains_in_time():
     layer, x = nn.LSTM(3, 4, 2), torch.randn(6, 2, 3)
     expected = gradients(layer, lambda: layer(x)[0])
     with gradfree.create_engine("predictive_coding", iterations=120, rate=0.4).attach(layer):

@@ -31,13 +31,13 @@ def test_a_short_batch_gets_the_mean_gradient_of_its_samples(engine):
     assert_equal_gradients({name: p.grad for name, p in net.named_parameters()}, together)
 
 
-def test_no_sample_no_gradient(engine):
+def test_an_empty_batch_has_zero_gradients(engine):
     net = dense(8, 6, 3, bend=nn.Tanh)
     found, _ = run(net, torch.randn(0, 8), engine)
     assert all((g == 0).all() for g in found.values())
 
 
-def test_the_feedback_is_drawn_from_the_seed_and_nothing_else(engine):
+def test_the_feedback_depends_only_on_the_seed(engine):
     net, x = dense(8, 6, 5, 3, bend=nn.Tanh), torch.randn(4, 8)
     _, first = run(net, x, engine)
     torch.manual_seed(7)
@@ -54,7 +54,7 @@ def test_the_feedback_is_drawn_from_the_seed_and_nothing_else(engine):
     assert len({matrix.flatten()[0].item() for matrix in first.values()}) == len(first)
 
 
-def test_a_loss_on_an_earlier_state_has_feedback_of_its_own(engine):
+def test_a_loss_on_an_earlier_state_uses_a_separate_matrix(engine):
     """In between, and of another width; the whole chain's feedback stays."""
     net, x = dense(8, 6, 5, 3, bend=nn.Tanh), torch.randn(4, 8)
     with engine.attach(net) as handle:
@@ -68,7 +68,7 @@ def test_a_loss_on_an_earlier_state_has_feedback_of_its_own(engine):
 
 
 @pytest.mark.parametrize("name", ["dfa", "pepita"])
-def test_one_row_of_classes_a_sample_is_wanted(name):
+def test_outputs_other_than_samples_by_classes_are_refused(name):
     net = dense(6, 5, 4)
     with gradfree.create_engine(name).attach(net):
         out = net(torch.randn(3, 7, 6))

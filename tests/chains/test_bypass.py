@@ -1,4 +1,4 @@
-"""A model that runs a chain past the engine's hooks gets plain gradients, and is told."""
+"""A model that bypasses the engine's hooks gets autograd's gradients and a warning."""
 
 import re
 import warnings
@@ -21,7 +21,7 @@ def batch():
 
 
 class Past(Model):
-    """Calls the blocks from ``start`` on by their class's forward, past the engine."""
+    """Calls the forward of the blocks' class from ``start`` on, which bypasses the engine."""
 
     start = 0
 
@@ -35,10 +35,10 @@ class Past(Model):
 
 
 class TwoHeads(Model):
-    """Has a way round the chain."""
+    """Has a branch that bypasses the chain."""
 
     def forward(self, x, around=False):
-        """Return the chain's head, or another."""
+        """Return the output of the chain's head, or of another head."""
         return self.stem(x).sum(1) if around else super().forward(x)
 
 
@@ -62,8 +62,8 @@ def wrapped(model):
     return gradfree.EngineOptimizer(torch.optim.SGD(model.parameters(), 1e-3), model, "highway_bp")
 
 
-def test_fidelity_refuses_to_judge_an_engine_that_never_runs():
-    """It was 1.0 at k = 0: plain gradients, compared with themselves."""
+def test_gradient_fidelity_raises_for_an_engine_that_never_runs():
+    """Its cosine would be 1.0 at k = 0: autograd's gradients, compared with themselves."""
     with pytest.raises(gradfree.ChainError, match=ALL):
         gradfree.gradient_fidelity(
             gradfree.create_engine("highway_bp", iterations=0), past(), loss_fn, (batch(), batch()[:, 0])
@@ -75,8 +75,8 @@ def test_fidelity_refuses_to_judge_an_engine_that_never_runs():
             loss_fidelity(loss, model, handle)
 
 
-def test_a_part_of_the_chain_that_is_bypassed_is_told_of():
-    """Its gradients are exact, and a penalty on weights would look the same, so it is no error."""
+def test_a_partly_bypassed_chain_gives_a_warning():
+    """Not an error: the gradients are exact, and a penalty on weights would look the same."""
     message = re.escape(PAST + "2 of its 5 blocks (blocks.3, ...)")
     with pytest.warns(UserWarning, match=message):
         gradfree.gradient_fidelity(gradfree.create_engine("highway_bp"), past(3), loss_fn, (batch(), batch()[:, 0]))
@@ -86,7 +86,7 @@ def test_a_part_of_the_chain_that_is_bypassed_is_told_of():
         step(model, optimizer)
 
 
-def test_an_optimizer_step_tells_once():
+def test_an_optimizer_step_warns_once():
     model = past()
     optimizer = wrapped(model)
     with warnings.catch_warnings(record=True) as told:
@@ -97,7 +97,7 @@ def test_an_optimizer_step_tells_once():
     assert [bool(re.match(ALL, str(warning.message))) for warning in told] == [True]
 
 
-def test_detaching_tells_in_a_plain_loop():
+def test_detaching_warns_in_a_plain_loop():
     model = past()
     handle = gradfree.create_engine("fixed_point").attach(model)
     model(batch()).sum().backward()
@@ -105,7 +105,7 @@ def test_detaching_tells_in_a_plain_loop():
         handle.detach()
 
 
-def test_lightning_tells_in_the_first_step(tmp_path):
+def test_lightning_warns_in_the_first_step(tmp_path):
     class Module(pl.LightningModule):
         def __init__(self):
             super().__init__()
@@ -147,7 +147,7 @@ def evaluation(model, optimizer):
 
 
 def stale(model, optimizer):
-    """Gradients from before the engine was attached."""
+    """Gradients that exist before the engine is attached."""
     optimizer.detach()
     model(batch()).sum().backward()
     wrapped(model).step()
@@ -155,7 +155,7 @@ def stale(model, optimizer):
 
 
 def skipped(model, optimizer):
-    """LayerDrop: a block without a gradient was not run."""
+    """LayerDrop: a block that did not run has no gradient."""
     h = model.stem(batch())
     for block in (model.blocks[0], model.blocks[2]):
         h = block(h)
@@ -164,7 +164,7 @@ def skipped(model, optimizer):
 
 
 def tied(model, optimizer):
-    """A weight of the chain is used elsewhere; the chain is not run."""
+    """A weight of the chain is used elsewhere, and the chain does not run."""
     model.stem.weight = model.blocks[1].linear.weight
     around(model, optimizer)
 
@@ -175,7 +175,7 @@ def alternating(model, optimizer):
 
 
 def both(model, optimizer):
-    """A pass under fidelity's exact backpropagation counts as the engine's."""
+    """A pass inside ``handle.exactly()`` counts as solved by the engine."""
     loss = model(batch()).sum()
     loss_fidelity(loss, model, optimizer.handle)
     loss.backward()
@@ -186,7 +186,7 @@ def both(model, optimizer):
     "run",
     [step, around, evaluation, stale, skipped, tied, alternating, both],
 )
-def test_no_false_alarm(run):
+def test_supported_uses_give_no_warning(run):
     model = TwoHeads([Plain() for _ in range(5)])
     optimizer = wrapped(model)
     with warnings.catch_warnings():

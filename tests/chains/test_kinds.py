@@ -1,4 +1,4 @@
-"""Kinds of chains are open: one that is registered, or that another package declares, is like those of gradfree."""
+"""Kinds of chains that are registered, or declared by another package, work like those of gradfree."""
 
 import sys
 
@@ -15,7 +15,7 @@ from gradfree.testing.features.feature import FEATURES
 
 
 class Loop(nn.Module):
-    """Runs what it holds as b1, b2, ..."""
+    """Runs its attributes b1, b2, ... in order."""
 
     def __init__(self, *blocks):
         super().__init__()
@@ -56,7 +56,7 @@ def engine(name="highway_bp", **options):
 
 @pytest.fixture(autouse=True)
 def _registered(monkeypatch):
-    """Leave no kind to other tests."""
+    """Remove registered kinds after each test."""
     monkeypatch.setattr(kinds, "_registered", {})
 
 
@@ -67,7 +67,7 @@ def loops():
 
 @pytest.mark.usefixtures("loops")
 def test_a_registered_kind_is_found_named_and_exact():
-    """With k = L - 1 sweeps; with fewer it is not, so it is the engine that solves the chain."""
+    """Exact with k = L - 1 sweeps; not with fewer, which shows that the engine solves the chain."""
     model, x = LoopModel(), torch.randn(4, 6)
     assert str(engine().validate(model)) == "chain 'blocks': 5 blocks"
     assert engine().validate(model, ["blocks"]).ok
@@ -84,7 +84,7 @@ def test_a_registered_kind_is_found_named_and_exact():
 @pytest.mark.usefixtures("loops")
 @pytest.mark.parametrize("name", [f.name for f in FEATURES.values() if RESIDUAL in f.families and not f.slow])
 def test_a_registered_kind_has_the_features_of_other_blocks(name):
-    """What is refused, is refused for a container, too."""
+    """A feature that is refused is also refused for a container."""
     case = ModelCase("loop", RESIDUAL, LoopModel, (8, 6))
     container = ModelCase("container", RESIDUAL, lambda: LayeredModel(*(Plain() for _ in range(5))), (8, 6))
     of_loop, of_container = (FEATURES[name].refusal(engine(), c) for c in (case, container))
@@ -92,8 +92,8 @@ def test_a_registered_kind_has_the_features_of_other_blocks(name):
 
 
 @pytest.mark.usefixtures("loops")
-def test_engines_take_kinds_by_what_these_say_of_themselves():
-    """Backpropagation leaves it to autograd, as all chains in depth; those for layers say what they know instead."""
+def test_engines_choose_kinds_by_their_class_attributes():
+    """``backprop`` leaves it to autograd, as all chains in depth; engines for layers name the kinds they accept."""
     assert "nothing is attached" in engine("backprop").validate(LoopModel()).notes[0]
     assert list(engine("backprop", plain=False).validate(LoopModel()).chains) == ["blocks"]
     assert Loops not in engine("pepita").kinds
@@ -105,7 +105,7 @@ def test_engines_take_kinds_by_what_these_say_of_themselves():
 
 @pytest.mark.usefixtures("loops")
 @pytest.mark.parametrize("several", [False, True])
-def test_a_kind_says_whether_several_are_too_many(several, monkeypatch):
+def test_several_decides_whether_more_than_one_chain_must_be_named(several, monkeypatch):
     monkeypatch.setattr(Loops, "several", several)
     model = nn.ModuleDict({"0": LoopModel(), "1": LoopModel()})
     report = engine().validate(model)
@@ -116,8 +116,8 @@ def test_a_kind_says_whether_several_are_too_many(several, monkeypatch):
         assert "2 modules look like chains: '0.blocks', '1.blocks'" in report.problems[0]
 
 
-def test_of_several_kinds_the_last_one_registered_counts():
-    """And one that is registered again is replaced: so it is when a cell of a notebook runs again."""
+def test_the_kind_registered_last_takes_a_module():
+    """A kind that is registered again is replaced, as when a notebook cell runs again."""
 
     class Two(Loops):
         @classmethod
@@ -134,7 +134,7 @@ def test_of_several_kinds_the_last_one_registered_counts():
     assert str(engine().validate(LoopModel()).chains["blocks"]) == "2 blocks"
 
 
-def test_what_is_no_kind_is_refused():
+def test_a_class_that_is_not_a_site_cannot_be_registered():
     for wrong in (Loop, Loops("", Loop()), "Loops"):
         with pytest.raises(TypeError, match=r"'wrong' must be a subclass of gradfree.chains.site.Site"):
             gradfree.register_chain("wrong")(wrong)
@@ -142,7 +142,7 @@ def test_what_is_no_kind_is_refused():
 
 @pytest.fixture
 def other_package(tmp_path, monkeypatch):
-    """Install a package with a kind of chains, until the end of the test."""
+    """Install a package with a kind of chains during the test."""
     folder = tmp_path / "other-1.0.dist-info"
     folder.mkdir()
     (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: other\nVersion: 1.0\n")
@@ -158,7 +158,7 @@ def other_package(tmp_path, monkeypatch):
 
 
 @pytest.mark.usefixtures("other_package")
-def test_kinds_of_other_packages_are_found_and_asked_before_our_own():
+def test_kinds_of_other_packages_come_before_our_own():
     model = LayeredModel(*(Plain() for _ in range(2)))
     (site,) = engine().validate(model).chains.values()
     assert type(site).__name__ == "Reversed"

@@ -1,4 +1,4 @@
-"""What chains keep from pass to pass: a namespace for each owner, and checkpoints as they always were."""
+"""Memory of chains: a namespace for each owner, and the checkpoint format of version 0.1.0."""
 
 import pytest
 import torch
@@ -25,7 +25,7 @@ SAVED = {
 
 
 def trained(name, options, model, x, state=None):
-    """Return what the engine keeps at once, and after three steps."""
+    """Return the engine's state at once, and after three steps."""
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
     with gradfree.create_engine(name, **options).attach(model) as handle:
         handle.load_state_dict(state or {})
@@ -45,7 +45,7 @@ def model_for(case):
 
 @pytest.mark.parametrize("case", SAVED)
 def test_an_old_checkpoint_loads_and_is_saved_again_as_it_was(case):
-    """And is what the engine goes on from: matrices stay, counts count on, means move from there."""
+    """The engine continues from it: matrices stay, counts continue, means move from there."""
     name, options, path, shapes = SAVED[case]
     old = {key: torch.rand(shape) for key, shape in shapes.items()}
     if "steps" in old:
@@ -64,8 +64,8 @@ def test_an_old_checkpoint_loads_and_is_saved_again_as_it_was(case):
         assert after[path]["steps"] == 9
 
 
-def test_owners_do_not_see_each_other():
-    """Also of two that use the same name; those that are new are told apart in checkpoints by theirs."""
+def test_owners_have_separate_namespaces():
+    """Also if two owners use the same name: checkpoints add the name of new owners."""
     memory = Memory()
     one, other = torch.zeros(1), torch.ones(1)
     memory.of("one")["x"], memory.of("other")["x"] = one, other
@@ -84,7 +84,7 @@ def test_owners_do_not_see_each_other():
 
 
 def test_a_running_mean_moves_by_the_momentum_towards_each_new_value():
-    """The first value is the mean; then it goes the momentum's share of the way, 0.1 of it, to each."""
+    """The first mean is the first value; then it moves by the momentum, 0.1, towards each value."""
     memory = Memory()
     assert running_mean(memory, "gate", torch.tensor([2.0, 4.0]), 0.1).tolist() == [2.0, 4.0]
     torch.testing.assert_close(running_mean(memory, "gate", torch.tensor([12.0, 4.0]), 0.1), torch.tensor([3.0, 4.0]))

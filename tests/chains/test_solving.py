@@ -1,4 +1,4 @@
-"""Who solves a chain, and who is told how: one attachment's affair, and that of everybody who asks."""
+"""Solving a chain by its engine or by backpropagation; wrong return values of engines."""
 
 import copy
 
@@ -9,8 +9,8 @@ import gradfree
 from gradfree.testing.cases.models import assert_equal_gradients, gradients, plain_model
 
 
-def test_exactly_is_for_the_chains_of_its_handle_alone():
-    """Another model's engine goes on in between; behind the block, also behind an error in it, so does its own."""
+def test_exactly_affects_only_the_chains_of_its_handle():
+    """Another model's engine keeps working meanwhile; after the ``with``, also after an error, its own engine does."""
     engine = gradfree.create_engine("truncated")
     one, x = plain_model(), torch.randn(4, 6)
     other = copy.deepcopy(one)
@@ -31,7 +31,7 @@ def test_exactly_is_for_the_chains_of_its_handle_alone():
 
 
 @pytest.mark.parametrize("wrong", [lambda chain, direct: None, lambda chain, direct: direct])
-def test_what_an_engine_must_return_is_said_where_it_returns_something_else(wrong):
+def test_a_wrong_return_value_of_an_engine_raises_and_names_the_right_one(wrong):
     class Careless(gradfree.Engine):
         gradients = staticmethod(wrong)
 

@@ -1,4 +1,4 @@
-"""``engine="auto"``: exact engines take turns over the first steps of a training, and the fastest stays."""
+"""``engine="auto"``: exact engines take turns in the first steps of a training, and the fastest stays."""
 
 import gc
 import io
@@ -38,7 +38,7 @@ def wrapped(model):
 
 
 def train(model, *optimizers, steps, parts=1):
-    """Return what was on the model in each backward pass."""
+    """Return the engine that was attached in each backward pass."""
     seen = []
     for n in range(steps):
         model.zero_grad()
@@ -59,7 +59,7 @@ def on(model):
 
 @pytest.fixture
 def fastest(monkeypatch):
-    """Let a way be the fastest that would have been timed so."""
+    """Let one candidate have the shortest times."""
 
     def be(number):
         monkeypatch.setattr(Turns, "_drop_slowest", lambda self: None)
@@ -69,8 +69,8 @@ def fastest(monkeypatch):
 
 
 @pytest.mark.parametrize("number", range(4))
-def test_every_step_is_one_of_exact_training_and_the_fastest_stays(fastest, number, caplog):
-    """Weights are those of plain backpropagation, turns included; gradients that are added up have one engine."""
+def test_every_step_has_exact_gradients_and_the_fastest_engine_stays(fastest, number, caplog):
+    """Weights are those of autograd, also during the turns; accumulated gradients come from one engine."""
     fastest(number)
     model, plain = fresh(), fresh()
     optimizer = wrapped(model)
@@ -88,14 +88,14 @@ def test_every_step_is_one_of_exact_training_and_the_fastest_stays(fastest, numb
     torch.testing.assert_close([*model.parameters()], [*plain.parameters()], rtol=1e-9, atol=1e-9)
 
 
-def test_a_step_of_another_models_optimizer_is_no_turn():
+def test_steps_of_other_models_optimizers_do_not_count():
     model, other = fresh(), fresh()
     with gradfree.create_engine("auto").attach(model) as handle:
         assert set(train(model, torch.optim.SGD(other.parameters(), 0.1), steps=9)) == {"Backprop"}
         assert handle.chosen is None
 
 
-def test_of_several_optimizers_the_first_counts():
+def test_only_the_first_of_several_optimizers_counts():
     model = fresh()
     both = [torch.optim.SGD(model.rnn.parameters(), 0.1), torch.optim.SGD([model.rnn.weight_ih_l0], 0.1)]
     with gradfree.create_engine("auto").attach(model):
@@ -103,8 +103,8 @@ def test_of_several_optimizers_the_first_counts():
 
 
 @pytest.mark.parametrize("number", range(4))
-def test_a_resumed_run_times_nothing_and_is_the_uninterrupted_one(fastest, number):
-    """To the last bit; the state loads as weights do."""
+def test_a_resumed_run_has_no_turns_and_equals_an_uninterrupted_one(fastest, number):
+    """Bitwise; the state loads like weights."""
     fastest(number)
     model, resumed = fresh(), fresh()
     optimizer, again = wrapped(model), wrapped(resumed)
@@ -123,7 +123,7 @@ def test_a_resumed_run_times_nothing_and_is_the_uninterrupted_one(fastest, numbe
     assert all(map(torch.equal, model.parameters(), resumed.parameters()))
 
 
-def test_a_checkpoint_from_between_the_turns_has_them_taken_anew():
+def test_a_checkpoint_from_before_the_choice_starts_the_turns_again():
     model, resumed = fresh(), fresh()
     optimizer, again = wrapped(model), wrapped(resumed)
     train(model, optimizer, steps=11)
@@ -132,7 +132,7 @@ def test_a_checkpoint_from_between_the_turns_has_them_taken_anew():
     assert train(resumed, again, steps=4) == ["Backprop"] * 3 + [None]
 
 
-def test_a_choice_that_does_not_fit_is_reported(fastest):
+def test_a_saved_choice_that_is_not_a_candidate_gives_a_warning(fastest):
     fastest(3)
     model = fresh()
     optimizer = wrapped(model)
@@ -144,7 +144,7 @@ def test_a_choice_that_does_not_fit_is_reported(fastest):
         other.load_state_dict(optimizer.handle.state_dict())
 
 
-def test_detached_in_the_middle_nothing_is_left():
+def test_detaching_during_the_turns_restores_the_model():
     model = fresh()
     before = snapshot(model)
     handle = gradfree.create_engine("auto").attach(model)
@@ -158,8 +158,8 @@ def test_detached_in_the_middle_nothing_is_left():
     assert set(train(model, optimizer, steps=10)) == {None}
 
 
-def test_a_model_that_is_gone_is_gone():
-    """Torch holds what counts the steps for ever, which holds nothing."""
+def test_a_deleted_model_is_freed():
+    """Torch keeps the step counter for ever, but the counter only has weak references."""
     model = fresh()
     optimizer = wrapped(model)
     train(model, optimizer, steps=10)
@@ -171,7 +171,7 @@ def test_a_model_that_is_gone_is_gone():
     torch.optim.SGD(other.parameters(), 0.1).step()
 
 
-def test_it_validates_and_is_refused_like_any_other():
+def test_auto_validates_and_refuses_like_other_engines():
     engine, model = gradfree.create_engine("auto"), fresh()
     report = engine.validate(model)
     assert list(report.chains) == ["rnn"]

@@ -1,4 +1,4 @@
-"""A gradient that is watched: what it sees is so, and it acts where the bias matters, and nowhere else."""
+"""GradientWatch: its cosines are right, and it reacts only if the cosine is too low."""
 
 import io
 import logging
@@ -30,7 +30,7 @@ def train(model, optimizer, steps, first=0):
 
 
 def test_the_cosine_is_that_of_the_chains_gradients():
-    """As fidelity tells it in the very steps that are looked at, where the optimizer gets the exact gradient."""
+    """It equals that of ``gradient_fidelity`` in the checked steps, where the optimizer gets the exact gradient."""
     model, watch = plain_model(), gradfree.GradientWatch(every=2, least_cosine=-0.99)
     optimizer = wrapped(model, watch=watch, iterations=0)
     expected = []
@@ -45,7 +45,7 @@ def test_the_cosine_is_that_of_the_chains_gradients():
     assert expected[0] < 0.99
 
 
-def test_a_step_that_is_looked_at_is_exact_and_the_others_are_the_engines():
+def test_checked_steps_are_exact_and_all_others_are_the_engines():
     model, alone, exact = plain_model(), plain_model(), plain_model()
     optimizer = wrapped(model, watch=gradfree.GradientWatch(every=5, least_cosine=-0.99), iterations=0)
     plain = torch.optim.SGD(exact.parameters(), 1e-3)
@@ -55,7 +55,7 @@ def test_a_step_that_is_looked_at_is_exact_and_the_others_are_the_engines():
 
 
 def test_a_low_cosine_raises_k_and_then_training_is_exact(caplog):
-    """0, 1, 2, ...: twice as many each time; what it does is said, and it looks no more."""
+    """k = 0, 1, 2, ..., then doubled; each change is logged, and checks end with exact gradients."""
     model, watch = plain_model(), gradfree.GradientWatch(every=50, least_cosine=0.999999, rises=2)
     optimizer = wrapped(model, watch=watch, iterations=0)
     with caplog.at_level(logging.WARNING, "gradfree"):
@@ -80,12 +80,12 @@ def test_a_low_cosine_raises_k_and_then_training_is_exact(caplog):
         ("fixed_point", {"tolerance": 1e-2}, {"tolerance": 1e-3}),
     ],
 )
-def test_engines_know_their_next_better_options(engine, options, better):
+def test_sharper_returns_the_next_better_options(engine, options, better):
     assert gradfree.create_engine(engine, **options).sharper == gradfree.create_engine(engine, **better)
 
 
-def test_a_resumed_run_goes_on_where_it_was():
-    """Weights, options and looks, to the last bit; the state loads as weights do, and in a plain optimizer."""
+def test_a_resumed_watch_continues_with_its_state():
+    """Weights, options and checks are bitwise the same; the state loads like weights, and in a plain optimizer."""
     model, resumed = plain_model(), plain_model()
     watch, again = (gradfree.GradientWatch(every=4, least_cosine=0.999999, rises=2) for _ in range(2))
     optimizer = wrapped(model, watch=watch, iterations=0)
@@ -102,7 +102,7 @@ def test_a_resumed_run_goes_on_where_it_was():
     torch.optim.SGD(model.parameters()).load_state_dict(state)
 
 
-def test_a_gradient_that_is_right_is_left_alone_and_nan_says_nothing(caplog):
+def test_an_exact_gradient_or_a_nan_cosine_changes_nothing(caplog):
     model, watch = plain_model(), gradfree.GradientWatch(every=10)
     optimizer = wrapped(model, watch=watch, iterations=9)
     train(model, optimizer, 21)
@@ -128,6 +128,6 @@ def test_a_gradient_that_is_right_is_left_alone_and_nan_says_nothing(caplog):
         ({"least_cosine": "0.9"}, TypeError, "least_cosine must be a number"),
     ],
 )
-def test_wrong_options_are_named(options, error, message):
+def test_wrong_options_raise_and_are_named(options, error, message):
     with pytest.raises(error, match=message):
         gradfree.GradientWatch(**options)

@@ -1,4 +1,4 @@
-"""Options that engines refuse when they are made: in one table, each with the name of what is wrong."""
+"""Bad options of engines: they raise at construction and name the option."""
 
 import re
 from math import inf, nan
@@ -59,19 +59,19 @@ ROWS = [
 
 
 @pytest.mark.parametrize(("name", "option", "value", "error"), ROWS)
-def test_a_value_that_is_no_number_of_its_kind_is_refused_by_name(name, option, value, error):
+def test_a_value_of_the_wrong_type_or_range_is_refused_with_the_option_name(name, option, value, error):
     with pytest.raises(error, match=rf"{option} must be|one finite number, or one for each unit"):
         gradfree.create_engine(name, **{option: value})
 
 
 @pytest.mark.parametrize("name", gradfree.list_engines())
-def test_an_option_that_there_is_not_is_met_with_those_there_are(name):
+def test_an_unknown_option_raises_and_lists_the_known_ones(name):
     options = vars(gradfree.create_engine(name))
     with pytest.raises(TypeError, match="no option 'nothing'") as error:
         gradfree.create_engine(name, nothing=1)
     assert all(re.search(rf"\b{option}\b", str(error.value)) for option in BAD.get(name, {}) if option in options)
 
 
-def test_iterations_and_a_tolerance_are_too_much():
+def test_iterations_and_tolerance_together_are_refused():
     with pytest.raises(ValueError, match=r"iterations=2 and tolerance=0.001; give one of them"):
         gradfree.create_engine("highway_bp", iterations=2, tolerance=1e-3)

@@ -1,4 +1,4 @@
-"""What can be no chain is refused before anything is attached, with the module path and the remedy."""
+"""Unsupported chains are refused before attaching, with the module path and the remedy."""
 
 import pytest
 import torch
@@ -13,7 +13,7 @@ HIGHWAY = gradfree.create_engine("highway_bp")
 
 
 def refused(engine, model, chains=None):
-    """Return what the engine's report and its attach() both say against ``model``."""
+    """Return the problems of ``model``, which the report and ``attach()`` both name."""
     before = snapshot(model)
     report = engine.validate(model, chains)
     assert not report.ok
@@ -68,7 +68,7 @@ OF_LAYERS = {
 
 
 @pytest.mark.parametrize("case", [*CASES, *OF_LAYERS])
-def test_what_can_be_no_chain_is_refused_with_path_and_remedy(case):
+def test_an_unsupported_chain_is_refused_with_path_and_remedy(case):
     make, chains, message = (CASES | OF_LAYERS)[case]
     engine = HIGHWAY if case in CASES else gradfree.create_engine("foton")
     assert message in refused(engine, make(), chains)

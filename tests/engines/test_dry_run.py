@@ -1,4 +1,4 @@
-"""``validate(model, batch=...)`` tells before training what an engine would do, and leaves no trace in the model."""
+"""``validate(model, batch=...)`` reports before training what an engine would do, and does not change the model."""
 
 import random
 
@@ -25,7 +25,7 @@ class Residual(nn.Module):
 
 
 class Stateful(Residual):
-    """Draws random numbers of all kinds, counts, replaces a buffer and makes a module while it runs."""
+    """Draws random numbers of all kinds, changes buffers and attributes, and creates a module while it runs."""
 
     def __init__(self):
         super().__init__()
@@ -79,7 +79,7 @@ class Checkpointed(Residual):
 
 
 def test_a_dry_run_refuses_reentrant_checkpoints_and_changes_nothing():
-    """They run by ``backward()`` alone, which would write gradients and step optimizers that live in hooks."""
+    """They only work with ``backward()``, which would write gradients and step optimizers in hooks."""
     model = nn.Sequential(nn.Linear(4, 4), nn.Sequential(*[Checkpointed() for _ in range(3)]))
     report = looked_at(model, torch.randn(5, 4))
     assert "use_reentrant=False" in report.problems[0]
@@ -95,7 +95,7 @@ FORMS = {
 
 
 def test_residual_paths_and_their_shares_are_those_of_dense_jacobians():
-    """⟨δK, δF⟩ / ‖δF‖² of each block, the exact δ from the Jacobians of the blocks alone."""
+    """⟨δK, δF⟩ / ‖δF‖² of each block, with the exact δ from the dense Jacobians of the blocks."""
     chosen = [*FORMS.values(), FORMS["sum"]]
     model, x = blocks(*[form for form, _ in chosen]), torch.randn(1, 4)
     found = links(looked_at(model, x))
@@ -150,8 +150,8 @@ class Bypassing(nn.Module):
         return x
 
 
-def test_what_the_first_step_would_refuse_is_a_problem():
-    """In the very words of the refusal."""
+def test_an_error_of_the_first_step_is_reported_as_a_problem():
+    """In the words of the error."""
     model, x = blocks(*[lambda x, g: torch.sin(x) + g] * 3), torch.randn(5, 4)
     engine, chains = gradfree.create_engine("highway_bp"), ["1"]
     assert engine.validate(model, chains).ok
@@ -162,7 +162,7 @@ def test_what_the_first_step_would_refuse_is_a_problem():
     assert f"problem: {refused.value}" in str(report)
 
 
-def test_blocks_that_the_engine_never_runs_for_are_told():
+def test_blocks_that_bypass_the_engine_are_noted():
     report = looked_at(Bypassing(), torch.randn(5, 4))
     assert report.ok
     assert "Call block(x)" in report.notes[0]
@@ -170,7 +170,7 @@ def test_blocks_that_the_engine_never_runs_for_are_told():
 
 
 class Keyword(nn.Module):
-    """Returns its loss beside its output, as models of Hugging Face do, and takes arguments by keyword."""
+    """Returns its loss together with its output, as Hugging Face models do, and takes keyword arguments."""
 
     def __init__(self):
         super().__init__()
@@ -181,7 +181,7 @@ class Keyword(nn.Module):
         return {"loss": (out - label).pow(2).mean(), "logits": out}
 
 
-def test_arguments_are_given_as_the_model_takes_them_and_its_own_loss_counts():
+def test_arguments_are_passed_by_position_or_keyword_and_the_models_loss_is_used():
     model, x = Keyword(), torch.randn(5, 4)
     batch = {"x": x, "scale": torch.tensor(2.0), "label": torch.ones(5, 4)}
     (found,) = [looked_at(model, batch).findings["layers"].pieces[0][-1]]

@@ -1,4 +1,4 @@
-"""Which chains are found without help, and how others are named; with k = L their gradients are those of autograd."""
+"""Which chains are found automatically, and how others are named; with k = L their gradients equal autograd's."""
 
 import pytest
 import torch
@@ -12,7 +12,7 @@ ENGINE = gradfree.create_engine("highway_bp", iterations=9)
 
 
 class Rows(nn.Module):
-    """Runs all that it is given, modules or containers of them, one after the other."""
+    """Runs all its arguments, modules or containers of modules, one after the other."""
 
     def __init__(self, **parts):
         super().__init__()
@@ -32,7 +32,7 @@ class Rows(nn.Module):
 
 
 class Stage(nn.Module):
-    """Changes the width, then runs a chain of its own."""
+    """Changes the width, then runs a chain."""
 
     def __init__(self, before, width, depth):
         super().__init__()
@@ -46,7 +46,7 @@ class Stage(nn.Module):
 
 
 class Branched(Plain):
-    """A block whose branch is a row of blocks."""
+    """A block whose branch is a sequence of blocks."""
 
     def __init__(self, width=6):
         super().__init__(width)
@@ -101,8 +101,8 @@ def test_chains_that_are_found(name):
     assert_exact(make())
 
 
-def test_a_compiled_block_is_one_of_its_row():
-    """By the class that it had; its residual path is another matter."""
+def test_a_compiled_block_belongs_to_its_chain():
+    """It counts as a block of its original class; its hidden residual path is another problem."""
     model = Rows(blocks=nn.ModuleList([torch.compile(Plain(), backend="eager"), Plain(), Plain()]))
     assert list(assert_exact(model, engine=gradfree.create_engine("fixed_point", iterations=2)).chains) == ["blocks"]
     assert "'blocks.0' is compiled, which hides the residual path" in ENGINE.validate(model).problems[0]
@@ -112,8 +112,8 @@ def dense(*widths):
     return (nn.Sequential(nn.Linear(6, width), nn.Tanh(), nn.Linear(width, 6)) for width in widths)
 
 
-def test_a_row_of_rows_of_layers_is_a_chain_where_they_are_alike():
-    """It is what people build first; in a list such rows may be experts, and unlike ones stages."""
+def test_a_sequential_of_equal_sequentials_is_a_chain():
+    """Not so in a ModuleList, where they may be experts, nor if they differ, as stages do."""
     engine = gradfree.create_engine("fixed_point", iterations=2)
     assert list(assert_exact(nn.Sequential(*dense(5, 5, 5)), engine=engine).chains) == [""]
     inner = nn.Sequential(nn.Linear(6, 6), nn.Sequential(*dense(5, 5)), nn.Linear(6, 2))
@@ -126,7 +126,7 @@ def test_a_row_of_rows_of_layers_is_a_chain_where_they_are_alike():
         assert "" not in engine.validate(other).chains
 
 
-def test_blocks_that_are_attributes_are_named_in_a_list():
+def test_blocks_that_are_attributes_can_be_named_in_a_list():
     model = Rows(b1=Plain(), b2=Plain(), b3=Plain(), others=nn.Sequential(*row()))
     handle = assert_exact(model, [["b1", "b2", "b3"], "others"])
     assert list(handle.chains) == ["others", "b1, b2, b3"]
@@ -139,7 +139,7 @@ def test_blocks_that_are_attributes_are_named_in_a_list():
         ENGINE.attach(model, [[]])
 
 
-def test_a_list_for_engines_that_take_layers_and_for_one_that_leaves_chains_alone():
+def test_a_list_of_modules_works_for_layer_engines_and_for_backprop():
     model = nn.ModuleDict({"a": nn.Linear(6, 6), "b": nn.Tanh(), "c": nn.Linear(6, 6)})
     report = gradfree.create_engine("foton").validate(model, [["a", "b", "c"]])
     assert str(report).startswith("chain 'a, b, c': 3 layers, 2 of them with weights")

@@ -1,4 +1,4 @@
-"""What an engine of somebody else's is told that it has got wrong."""
+"""Errors for engines of other packages that break the interface."""
 
 from dataclasses import dataclass
 
@@ -37,14 +37,14 @@ class Own(SweepEngine):
         ({"count": -1}, ValueError, "sweeps"),
     ],
 )
-def test_a_split_or_a_number_of_sweeps_that_is_none_is_refused_by_name(options, error, what):
+def test_a_wrong_split_or_number_of_sweeps_raises_and_names_the_engine(options, error, what):
     model = plain_model()
     with Own(**options).attach(model), pytest.raises(error, match=f"Own.*{what}"):
         model(torch.randn(3, 6)).sum().backward()
     assert all(p.grad is None for p in model.blocks.parameters())
 
 
-def test_numbers_of_numpys_are_numbers():
+def test_numpy_numbers_are_accepted_as_options():
     engine = gradfree.create_engine("highway_bp", iterations=numpy.int64(2), gamma=numpy.float32(0.5))
     assert engine == gradfree.create_engine("highway_bp", iterations=2, gamma=0.5)
     assert repr(engine) == repr(gradfree.create_engine("highway_bp", iterations=2, gamma=0.5))

@@ -1,4 +1,4 @@
-"""Each row of the tables of refusals is what a program that does it is met with, in a chain of blocks and in time."""
+"""Each refusal in the tables of ``gradfree.errors`` is raised, in chains of blocks and in time."""
 
 import math
 import re
@@ -38,7 +38,7 @@ def out_of(model, x):
 
 
 def behind(do):
-    """What does something with a pass of a model with an engine on it, for each of these models."""
+    """Return programs that do something with a pass of a model with an engine, one for each model."""
 
     def refused(make):
         model, engine = make()
@@ -49,7 +49,7 @@ def behind(do):
 
 
 def attaching(change, *makes):
-    """What attaches to a model that has been changed."""
+    """Return a program that attaches an engine to a changed model."""
 
     def refused(make):
         model, engine = make()
@@ -161,7 +161,7 @@ PROGRAMS = {
 
 
 def assert_refused(refusal, run):
-    """What runs is refused in the words of the table, with names in the places of the braces."""
+    """Assert that the program raises the message of the table, with names in place of the braces."""
     said = re.sub(r"\\\{\w+\\\}", ".+", re.escape(f"{refusal.why} {refusal.remedy}"))
     with pytest.raises(ChainError, match=said):
         run()
@@ -176,7 +176,7 @@ CELLS = {
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("case", CELLS)
-def test_every_row_is_met_in_its_words(case):
+def test_every_refusal_raises_its_message(case):
     refusal, refused, make = CELLS[case]
     assert_refused(refusal, lambda: refused(make))
 
@@ -188,7 +188,7 @@ def test_other_passes_are_refused(other, make):
     assert_refused(errors.OTHER_PASS, lambda: behind(other)(make))
 
 
-def test_hooks_on_all_modules_are_refused():
+def test_global_module_hooks_are_refused():
     hook = nn.modules.module.register_module_forward_hook(lambda *_: None)
     try:
         assert_refused(errors.GLOBAL_HOOKS, lambda: gradfree.create_engine("dsf").attach(cell()[0]))
@@ -197,7 +197,7 @@ def test_hooks_on_all_modules_are_refused():
 
 
 def test_blocks_that_fsdp_shards_are_refused(monkeypatch):
-    """By what FSDP makes of their classes."""
+    """They are recognized by the class that FSDP gives them."""
 
     class Sharded(nn.Module):
         pass
@@ -210,8 +210,8 @@ def test_blocks_that_fsdp_shards_are_refused(monkeypatch):
     assert_refused(errors.SHARDED, lambda: gradfree.create_engine(engine).attach(model, ["blocks"]))
 
 
-def test_every_row_has_a_test_and_a_line_of_the_page():
-    # Those on ranks are tried on ranks.
+def test_every_refusal_is_tested_and_documented():
+    # Refusals of ranks are tested in tests/ranks.
     rows = {row for family in ("Passes", "Modules of a chain") for row in REFUSALS[family]}
     assert rows == {*PROGRAMS, errors.GLOBAL_HOOKS, errors.SHARDED}
     page = errors.markdown()

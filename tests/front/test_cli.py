@@ -33,7 +33,7 @@ def test_lists_have_a_line_for_each_name(command, names, capsys):
 
 
 @pytest.mark.slow
-def test_without_docstrings_commands_that_need_them_end_before_they_begin():
+def test_commands_that_need_docstrings_raise_under_python_oo():
     done = subprocess.run(
         [sys.executable, "-OO", "-m", "gradfree", "bench", "run", "--dry-run"], capture_output=True, text=True
     )
@@ -48,13 +48,13 @@ def test_a_named_engine_is_listed_with_its_options(capsys):
     assert "Options and defaults:\n    window = 1\n\ndfa: " in out
 
 
-def test_an_unknown_engine_is_met_with_those_there_are(capsys):
+def test_an_unknown_engine_raises_and_lists_the_known_ones(capsys):
     code, out, err = outcome(capsys, "engines", "highway")
     assert (code, out) == (2, "")
     assert err.startswith("gradfree: error: no engine is called 'highway'; there are: auto, backprop, ")
 
 
-def test_a_closed_pipe_is_no_error(monkeypatch, capfd):
+def test_a_closed_pipe_does_not_print_an_error(monkeypatch, capfd):
     reading, writing = os.pipe()
     os.close(reading)
     with os.fdopen(writing, "w") as closed:
@@ -118,7 +118,7 @@ def test_help(args, words, capsys):
         (["--out", f"{__file__}/records"], "cannot make the folder"),
     ],
 )
-def test_bad_options_are_refused_in_a_line(args, message, capsys, monkeypatch):
+def test_bad_options_are_refused_in_one_line(args, message, capsys, monkeypatch):
     code, out, err = outcome(capsys, "bench", "run", *args)
     assert code == 2
     assert out == ""
@@ -136,7 +136,7 @@ def test_bad_options_are_refused_in_a_line(args, message, capsys, monkeypatch):
         (["advise", "nowhere:build"], "nowhere:build: the module nowhere cannot be imported: ModuleNotFoundError"),
     ],
 )
-def test_wrong_words_are_met_with_those_there_are(args, message, capsys):
+def test_wrong_words_are_refused_with_the_known_ones(args, message, capsys):
     code, out, err = outcome(capsys, *args)
     assert (code, out) == (2, "")
     assert f"error: {message}" in err or message in err.splitlines()[-1]
@@ -154,14 +154,14 @@ def test_wrong_words_are_met_with_those_there_are(args, message, capsys):
         (["fit", "--engine", "dsf"], "--trainer.strategy"),
     ],
 )
-def test_what_was_removed_is_met_with_what_to_use_instead(args, instead, capsys):
+def test_removed_commands_say_what_to_use_instead(args, instead, capsys):
     code, out, err = outcome(capsys, *args)
     assert (code, out) == (2, "")
     assert instead in err
 
 
 @pytest.mark.parametrize("name", ["cuda", "mps", "abacus"])
-def test_a_device_that_is_not_there_is_said_before_anything_starts(name, capsys, monkeypatch, tmp_path):
+def test_a_missing_device_is_refused_before_anything_starts(name, capsys, monkeypatch, tmp_path):
     monkeypatch.setattr("torch.accelerator.is_available", lambda: False)
     code, _, err = outcome(capsys, "bench", "run", "--device", name, "--out", str(tmp_path / "out"))
     assert code == 2
@@ -176,7 +176,7 @@ def test_nothing_to_report_is_an_error(capsys, tmp_path):
 
 
 @pytest.mark.parametrize("missing", DRAWING)
-def test_packages_for_reports_are_missed_before_records_are_read(missing, capsys, tmp_path, monkeypatch):
+def test_missing_packages_for_reports_are_refused_before_records_are_read(missing, capsys, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, missing, None)
     code, _, err = outcome(capsys, "bench", "report", "--out", str(tmp_path))
     assert code == 2
@@ -185,7 +185,7 @@ def test_packages_for_reports_are_missed_before_records_are_read(missing, capsys
 
 
 @pytest.mark.parametrize(("suite", "missing"), [("quick", "sklearn"), ("text", "datasets"), ("text", "tokenizers")])
-def test_packages_that_read_data_are_missed_before_the_first_case(suite, missing, capsys, tmp_path, monkeypatch):
+def test_missing_packages_for_data_are_refused_before_the_first_case(suite, missing, capsys, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, missing, None)
     monkeypatch.setenv("GRADFREE_DATA", str(tmp_path))
     code, _, err = outcome(capsys, "bench", "run", "--suite", suite, "--dry-run", "--out", str(tmp_path))

@@ -170,7 +170,7 @@ def test_the_table_has_every_chain(name):
 
 
 @pytest.mark.parametrize(("dimension", "name"), [(d, name) for d, names in ALTERNATIVES.items() for name in names])
-def test_engines_that_refusals_name_for_a_dimension_take_each_of_its_chains(dimension, name):
+def test_the_alternatives_for_a_dimension_accept_all_its_chains(dimension, name):
     family = {"depth": RESIDUAL, "time": RECURRENT}[dimension]
     cases = [case.name for case in CASES if case.family == family and case.name != "LSTM with projections"]
     assert {CHAIN_CELLS[case, name] for case in cases} == {"works"}
@@ -220,7 +220,7 @@ class Wrong(Engine):
         ("float32", "gradient accumulation", "is off by"),
     ],
 )
-def test_a_wrong_engine_is_found_out(how, feature, message):
+def test_a_wrong_engine_fails_the_suite(how, feature, message):
     for case in STANDING_FOR.values():
         if message is None:
             assert FEATURES[feature].refusal(Wrong(how=how), case) is None
@@ -229,7 +229,7 @@ def test_a_wrong_engine_is_found_out(how, feature, message):
                 FEATURES[feature].refusal(Wrong(how=how), case)
 
 
-def test_an_error_that_is_not_the_librarys_own_is_no_refusal(monkeypatch):
+def test_an_error_other_than_chain_error_fails_the_suite(monkeypatch):
     """Neither is one that the library has only added a note to."""
     for engine in (Wrong(how="typo"), BrokenBlocks()):
         with pytest.raises((AttributeError, gradfree.ChainError)):
@@ -259,7 +259,7 @@ def test_the_engines_of_the_docs_pass_in_a_package_of_their_own(pytester):
     assert re.search(r"refused: .*create_graph=True: an engine", told, re.DOTALL)
 
 
-def test_the_class_is_at_hand_in_gradfree_algorithms():
+def test_every_engine_class_is_in_gradfree_algorithms():
     engine = gradfree.create_engine("highway_bp", iterations=4)
     assert gradfree.algorithms.HighwayBP(iterations=4) == engine
     with pytest.raises(AttributeError, match="module 'gradfree' has no attribute 'algorithm'"):

@@ -20,7 +20,7 @@ def figures_of(engine, model, x, chains=None):
 
 @pytest.mark.parametrize("name", SWEEPING)
 @pytest.mark.parametrize("kind", ["blocks", "time"])
-def test_the_residual_falls_to_nothing_at_the_last_sweep(name, kind):
+def test_the_residual_is_zero_after_the_last_sweep(name, kind):
     """A chain of L links is solved by L - 1 sweeps; more are not run."""
     model, x, path, links = (
         (plain_model(5), torch.randn(4, 6), "blocks", 5)
@@ -75,7 +75,7 @@ OPTIONS = {"backprop": {"plain": False}, "dsf": {"feedback": "gate"}}
 
 @pytest.mark.parametrize("kind", ["layers", "blocks", "time"])
 @pytest.mark.parametrize("name", gradfree.list_engines())
-def test_asking_changes_nothing(name, kind):
+def test_collecting_figures_changes_nothing(name, kind):
     """Gradients, what the engine remembers and the random state, to the last bit; nothing is kept for later passes."""
     make = {"layers": layered_model, "blocks": plain_model, "time": Sequences}[kind]
     engine, model, x = gradfree.create_engine(name, **OPTIONS.get(name, {})), make(), torch.randn(4, 6)
@@ -111,7 +111,7 @@ class Offering(gradfree.SweepEngine):
         raise ArithmeticError("nobody has asked")
 
 
-def test_a_figure_is_computed_only_when_somebody_asks():
+def test_a_figure_is_computed_only_inside_engine_figures():
     model, x = plain_model(), torch.randn(4, 6)
     with Offering().attach(model):
         gradients(model, lambda: model(x))

@@ -19,7 +19,7 @@ def batch():
     return torch.randn(4, 6), torch.randn(4)
 
 
-def test_figures_are_those_of_the_definition(batch):
+def test_agreements_equal_their_definitions(batch):
     model = plain_model()
     engine = gradfree.create_engine("truncated", window=2)
     fidelity = gradfree.gradient_fidelity(engine, model, loss_fn, batch)
@@ -57,7 +57,7 @@ def test_a_missing_gradient_is_zero(batch):
     assert fidelity.chains.relative_error == 1.0
 
 
-def test_the_chains_own_parameters_are_judged_apart_from_the_rest(batch):
+def test_the_chains_parameters_are_compared_separately(batch):
     """The head is exact under every engine; it must not make an engine look good."""
     model = plain_model()
     fidelity = gradfree.gradient_fidelity(gradfree.create_engine("truncated", window=1), model, loss_fn, batch)
@@ -65,7 +65,7 @@ def test_the_chains_own_parameters_are_judged_apart_from_the_rest(batch):
     assert fidelity.chains.relative_error > fidelity.total.relative_error > 0.0
 
 
-def test_it_leaves_no_trace_and_gives_both_passes_the_same_dropout_masks():
+def test_it_changes_nothing_and_both_passes_have_the_same_dropout_masks():
     model = nn.Sequential(
         *(nn.Sequential(nn.Linear(6, 6), nn.BatchNorm1d(6), nn.Dropout(0.5), nn.Tanh()) for _ in range(3))
     )
@@ -129,7 +129,7 @@ def sum_of_squares(out, target):
 
 @pytest.mark.parametrize("kind", MODELS)
 @pytest.mark.parametrize(("name", "options"), ENGINES)
-def test_a_loss_is_compared_on_its_own_graph_and_goes_backward_as_before(name, options, kind):
+def test_loss_fidelity_uses_the_graph_of_the_loss_and_leaves_backward_unchanged(name, options, kind):
     """The figures of two separate passes; what the engine remembers, .grad and the random state do not change."""
     engine, model, x = gradfree.create_engine(name, **options), MODELS[kind](), torch.randn(4, 6)
     if not engine.validate(model).ok:
@@ -153,7 +153,7 @@ def test_a_loss_is_compared_on_its_own_graph_and_goes_backward_as_before(name, o
         assert one.norm_ratio == pytest.approx(other.norm_ratio, abs=1e-10, nan_ok=True)
 
 
-def test_the_parameters_of_a_layer_are_taken_together():
+def test_a_layers_agreement_is_that_of_all_its_parameters():
     model, x, engine = plain_model(), torch.randn(4, 6), gradfree.create_engine("highway_bp", iterations=0)
     found = gradfree.gradient_fidelity(engine, model, sum_of_squares, (x, None))
     assert list(found.layers) == ["stem", *(f"blocks.{i}.linear" for i in range(5)), "heads"]
@@ -169,7 +169,7 @@ def test_the_parameters_of_a_layer_are_taken_together():
     assert cosine < 0.999
 
 
-def test_at_a_temperature_both_ways_compare_gradients_of_the_same_loss():
+def test_with_a_temperature_both_functions_compare_gradients_of_the_same_loss():
     """Orthogonal backprop takes the error without the factor T = 4: exact but for 1/T, which the norm ratio shows."""
     model, x, target = nn.Sequential(nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 3)), torch.randn(4, 6), torch.randn(4, 3)
     engine = gradfree.create_engine("orthogonal_backprop", temperature=4.0)
@@ -194,7 +194,7 @@ def test_at_a_temperature_both_ways_compare_gradients_of_the_same_loss():
         ({"chains": [3]}, gradfree.ChainError, "chains must be a list of module paths"),
     ],
 )
-def test_what_is_wrong_is_named(wrong, error, message):
+def test_wrong_arguments_raise_and_are_named(wrong, error, message):
     right = {
         "engine": gradfree.create_engine("highway_bp"),
         "model": plain_model(),
@@ -206,7 +206,7 @@ def test_what_is_wrong_is_named(wrong, error, message):
 
 
 @pytest.mark.parametrize("batched", [False, True])
-def test_the_cotangents_behind_blocks_are_compared_block_by_block(batched):
+def test_the_cotangents_of_block_outputs_are_compared_block_by_block(batched):
     """One sweep brings nothing to all blocks but the last two, whose cotangents are exact."""
     model = nn.Sequential(*(nn.Sequential(nn.Linear(3, 3), nn.Tanh()) for _ in range(5)))
     engine = gradfree.create_engine("fixed_point", iterations=1)
@@ -217,7 +217,7 @@ def test_the_cotangents_behind_blocks_are_compared_block_by_block(batched):
     assert [state.cosine for state in found.values()][3:] == pytest.approx([1.0, 1.0])
 
 
-def test_the_cotangents_of_a_layers_error_are_compared_with_backpropagations():
+def test_the_cotangents_of_single_layers_are_compared_with_exact_ones():
     model, x = layered_model(), torch.randn(4, 6)
     found = gradfree.gradient_fidelity(gradfree.create_engine("dfa"), model, sum_of_squares, (x, None)).states
     cosines = [state.cosine for state in found.values()]
@@ -243,7 +243,7 @@ def test_the_cotangents_of_a_recurrent_layer_are_compared_over_all_its_steps(nam
 
 
 @pytest.mark.parametrize("feedback", ["random", "sign"])
-def test_feedback_weights_are_compared_with_the_layers_own(feedback):
+def test_feedback_weights_are_compared_with_the_layers_weights(feedback):
     model, x = nn.Sequential(nn.Linear(30, 30), nn.Tanh(), nn.Linear(30, 30)), torch.randn(4, 30)
     engine = gradfree.create_engine("fa", feedback=feedback)
     found = gradfree.gradient_fidelity(engine, model, sum_of_squares, (x, None))

@@ -34,7 +34,7 @@ def assert_same(actual, expected):
     assert all(torch.equal(a, b) for a, b in zip(actual, expected, strict=True))
 
 
-def test_its_state_goes_to_a_plain_optimizer_and_back():
+def test_its_state_loads_into_a_plain_optimizer_and_back():
     model, x = plain_model(), torch.randn(4, 6)
     optimizer = wrapped(model)
     train(model, optimizer, x, 3)
@@ -50,7 +50,7 @@ def test_its_state_goes_to_a_plain_optimizer_and_back():
     assert again.state[next(resumed.parameters())]["step"] == 6
 
 
-def test_it_is_an_optimizer_to_schedulers_and_takes_parameter_groups():
+def test_schedulers_and_added_parameter_groups_work():
     model = plain_model()
     optimizer = gradfree.EngineOptimizer(torch.optim.SGD(model.blocks.parameters(), 0.1), model)
     optimizer.add_param_group({"params": list(model.stem.parameters()), "lr": 0.5})
@@ -150,7 +150,7 @@ def test_engine_optimizer(call, message):
     assert_unchanged(model, before)
 
 
-def test_a_state_that_does_not_fit_changes_nothing():
+def test_loading_a_state_that_does_not_match_changes_nothing():
     model, x = nn.GRU(3, 4), torch.randn(5, 2, 3)
     optimizer = wrapped(model, "dsf", feedback="gate")
 

@@ -96,7 +96,7 @@ QUICK = [("tanh, orthogonal", "bf16-mixed"), ("residual", "bf16-mixed"), ("GRU",
         )
     ],
 )
-def test_low_precision_gives_nearly_the_same_direction(run, how):
+def test_gradients_in_low_precision_have_nearly_the_same_direction(run, how):
     """Autograd's own gradients are 2e-4 off in bfloat16 and 5e-6 in float16, as 1 - cosine; more where cells loop.
 
     Engines that leave loops to autograd, as ``fa`` does, share its errors, for cotangents of their own.

@@ -41,7 +41,7 @@ def test_waits_of_the_host_are_counted(how):
     assert pretend_device.waits() - before == expected
 
 
-def test_what_the_library_fetches_is_waited_for():
+def test_the_library_waits_for_the_copies_that_it_reads():
     """Copies that need not be waited for arrive when the host waits next, not before."""
     pretend_device.make_copies_late(True)
     try:

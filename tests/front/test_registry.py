@@ -92,7 +92,7 @@ def test_a_registered_engine_has_a_name_everywhere():
         ("instance", HIGHWAY, TypeError, "'instance' must be a subclass of gradfree.Engine"),
     ],
 )
-def test_what_cannot_be_registered_is_refused(name, engine, error, message):
+def test_invalid_names_and_classes_cannot_be_registered(name, engine, error, message):
     gradfree.register_engine("noted", written())
     with pytest.raises(error, match=message):
         gradfree.register_engine(name, engine)
@@ -105,7 +105,7 @@ def test_help_names_the_engines():
         assert f'``"{name}"``' in gradfree.create_engine.__doc__
 
 
-def test_what_is_listed_of_the_package_is_for_users():
+def test_dir_lists_only_public_names():
     rooms = {"algorithms", "benchmarks", "huggingface", "lightning", "models"}
     assert set(dir(gradfree)) == {*gradfree.__all__, "__version__", *rooms}
 
@@ -155,14 +155,14 @@ def others(tmp_path, monkeypatch):
         ("dsf", ValueError, "'dsf' is the name of several engines: gradfree.algorithms.dsf:DSF, gradfree_others:DSF."),
     ],
 )
-def test_what_is_wrong_with_another_package_is_said(name, error, message):
+def test_errors_in_other_packages_are_named(name, error, message):
     with pytest.raises(error) as caught:
         gradfree.create_engine(name)
     assert message in str(caught.value)
 
 
 @pytest.mark.usefixtures("others")
-def test_what_is_wrong_with_another_package_stands_in_nobodys_way(capsys):
+def test_errors_in_other_packages_do_not_affect_other_engines(capsys):
     """Lists name it; refusals, which try all engines there are, leave it out."""
     main(["engines"])
     told = capsys.readouterr().out
@@ -174,7 +174,7 @@ def test_what_is_wrong_with_another_package_stands_in_nobodys_way(capsys):
 
 
 @pytest.mark.usefixtures("others")
-def test_a_command_of_another_package_that_cannot_be_loaded_fails_alone(tmp_path, capsys):
+def test_a_broken_command_of_another_package_does_not_break_others(tmp_path, capsys):
     points = tmp_path / "other-1.0.dist-info" / "entry_points.txt"
     points.write_text("[gradfree.commands]\nlost = no_such_module:main\nodd = math:pi\n")
     main(["engines", "dsf"])

@@ -115,7 +115,7 @@ def test_every_option_that_a_refusal_names_works_on_that_model(refused):
         step(engine_of(words), build(), eval(found[1]))
 
 
-def test_what_can_be_named_is_what_can_be_attached():
+def test_chains_that_a_message_suggests_can_be_attached():
     """Not every container can be taken apart."""
     model = nn.Sequential(nn.Sequential(nn.Linear(6, 6)), nn.Sequential(Block(), Block()))
     (problem,) = gradfree.create_engine("pepita").validate(model).problems
@@ -123,7 +123,7 @@ def test_what_can_be_named_is_what_can_be_attached():
     assert gradfree.create_engine("pepita").validate(model, ["0"]).ok
 
 
-def test_one_engine_that_is_there_already_is_named_once():
+def test_an_engine_that_is_already_attached_is_reported_once():
     model = blocks(Block)
     with gradfree.create_engine("dsf").attach(model):
         problems = gradfree.create_engine("highway_bp").validate(model).problems

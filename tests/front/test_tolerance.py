@@ -25,7 +25,7 @@ def solved(model, x, path, name, scale=1.0, **options):
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", NAMES)
-def test_it_stops_behind_the_first_sweep_that_changes_less(name, kind):
+def test_it_stops_after_the_first_sweep_below_the_tolerance(name, kind):
     """The residual behind k sweeps is what sweep k + 1 changes: known from runs with a fixed number."""
     make, batch, path = KINDS[kind]
     model, x = make().eval(), batch()
@@ -51,7 +51,7 @@ def gradients_of_backprop(model, x):
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", NAMES)
-def test_what_is_not_finite_ends_the_sweeps(name, kind):
+def test_a_non_finite_change_ends_the_sweeps(name, kind):
     """A NaN or inf cotangent passes on, as in backpropagation; zeros are solved already."""
     make, batch, path = KINDS[kind]
     model, x = make(), batch()
@@ -74,7 +74,7 @@ def test_a_chain_of_one_link_needs_no_sweep():
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_tolerance_that_the_states_do_not_resolve_is_refused(kind):
+def test_a_tolerance_below_the_precision_of_the_states_is_refused(kind):
     make, batch, _ = KINDS[kind]
     model, x = make().float(), batch().float()
     finer = pytest.raises(gradfree.ChainError, match=r"tolerance=1e-09 is below the precision of states in torch")

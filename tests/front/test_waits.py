@@ -56,7 +56,7 @@ def _takes_pinned_memory(monkeypatch):
 
 @pytest.mark.usefixtures("_takes_pinned_memory")
 @pytest.mark.parametrize("name", [*ENGINES, *UNTIL_A_TOLERANCE])
-def test_steps_wait_for_no_device(name, device):
+def test_steps_do_not_wait_for_the_device(name, device):
     if device != pretend_device.NAME:
         pytest.skip("counted on the device of these tests")
     sweeping = name in UNTIL_A_TOLERANCE

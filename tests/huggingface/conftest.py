@@ -4,5 +4,5 @@ import torch
 
 @pytest.fixture(autouse=True)
 def float32(float64):
-    """As the Trainer's mixed precision has it."""
+    """As in the Trainer's mixed precision."""
     torch.set_default_dtype(torch.float32)

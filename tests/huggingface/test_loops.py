@@ -1,4 +1,4 @@
-"""Training loops with accelerate, and adapters of peft: the engine is one line, all else is theirs."""
+"""Training loops with accelerate, and adapters of peft."""
 
 import pytest
 import torch
@@ -48,7 +48,7 @@ def trained(options=None, way="optimizer", folder=None, stop=None):
 
 
 @pytest.mark.parametrize("way", ["optimizer", "attach"])
-def test_a_loop_of_accelerate_is_the_plain_one(way):
+def test_a_loop_with_accelerate_equals_a_plain_loop(way):
     plain = trained()
     exact = {"engine" if way == "optimizer" else "name": "highway_bp", "iterations": 3}
     torch.testing.assert_close(trained(exact, way), plain, rtol=1e-5, atol=1e-5)
@@ -58,7 +58,7 @@ def test_a_loop_of_accelerate_is_the_plain_one(way):
 
 
 def test_accelerate_saves_and_loads_the_optimizer_with_its_engine(tmp_path):
-    """``dsf``, whose running mean goes with the optimizer's state."""
+    """With ``dsf``, whose running mean is part of the optimizer's state."""
     options = {"engine": "dsf", "feedback": "gate"}
     whole = trained(options, folder=tmp_path, stop=STEPS)
     assert torch.equal(trained(options, folder=tmp_path), whole)
@@ -82,8 +82,8 @@ def gradients(model):
     return {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
 
 
-def test_adapters_alone_are_trained_and_exactly(adapted):
-    """LoRA freezes all else, also what lies before the chain."""
+def test_only_adapters_are_trained_with_exact_gradients(adapted):
+    """LoRA freezes everything else, also modules before the chain."""
     expected = gradients(adapted())
     assert all("lora" in name for name in expected)
     model = adapted()

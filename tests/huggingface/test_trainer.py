@@ -1,4 +1,4 @@
-"""An engine in the Trainer: neither backprop nor k = L changes a bit, and a training that is resumed goes on."""
+"""An engine in the Trainer: exact engines do not change a bit, and a resumed training continues."""
 
 from itertools import cycle
 
@@ -33,7 +33,7 @@ def losses(trainer):
 
 
 def compared(build, folder, settings, steps):
-    """Assert that each engine's training is the plain one, bit for bit."""
+    """Assert that training with each engine is bitwise that without one."""
     plain = train(build(), folder, steps=steps, **settings)
     for name, make in ENGINES.items():
         callback = make()
@@ -45,7 +45,7 @@ def compared(build, folder, settings, steps):
 
 
 def test_a_loss_on_what_hooks_keep_from_inside_blocks_needs_a_graph_that_is_retained(tmp_path):
-    """The router loss of Mixtral: the error says so, and the documentation has the line."""
+    """The router loss of Mixtral: the error says so, and the documentation has the remedy."""
     with pytest.raises(gradfree.ChainError, match=r"retain_graph=True"):
         train(mixtral(), tmp_path, [ENGINES["k = L"]()])
 
@@ -58,12 +58,12 @@ def test_reentrant_checkpoints_are_refused_by_the_blocks_name(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("model", "setting", "steps"), list(zip(cycle(MODELS), SETTINGS, (20, 15, 15, 15))))
-def test_many_steps_are_those_of_the_plain_training(model, setting, steps, tmp_path):
+def test_many_steps_equal_training_without_an_engine(model, setting, steps, tmp_path):
     compared(MODELS[model], tmp_path, SETTINGS[setting], steps)
 
 
-def test_a_training_that_is_resumed_goes_on_as_if_it_had_not_stopped(tmp_path):
-    """With what the engine remembers: without the running mean the steps behind would be others."""
+def test_a_resumed_training_equals_an_uninterrupted_one(tmp_path):
+    """With the engine's state: without the running mean the later steps would differ."""
 
     def callback():
         return EngineCallback("dsf", feedback="gate")
@@ -80,7 +80,7 @@ def test_a_training_that_is_resumed_goes_on_as_if_it_had_not_stopped(tmp_path):
     assert not torch.equal(weights(forgotten.model), weights(whole.model))
 
 
-def test_figures_stand_in_the_logs_of_the_steps_that_are_logged(tmp_path):
+def test_logs_of_a_step_contain_the_engines_figures(tmp_path):
     trainer = train(gpt2(), tmp_path, [EngineCallback("highway_bp", iterations=1)], logging_first_step=True)
     told = {e["step"]: e["engine/residual/transformer.h"] for e in trainer.state.log_history if "loss" in e}
     assert list(told) == [1, 2, 4, 6]
@@ -88,7 +88,7 @@ def test_figures_stand_in_the_logs_of_the_steps_that_are_logged(tmp_path):
 
 
 @pytest.mark.slow
-def test_two_engines_on_chains_of_their_own_remember_each_its_own(tmp_path):
+def test_two_engines_on_separate_chains_have_separate_states(tmp_path):
     def callbacks():
         paths = (f"model.{part}.layers" for part in ("encoder", "decoder"))
         return [EngineCallback("dsf", chains=[path], feedback="gate") for path in paths]
@@ -108,7 +108,7 @@ def test_an_engine_that_cannot_be_attached_is_refused_before_the_first_step(tmp_
 
 
 @pytest.mark.slow
-def test_an_engine_that_an_exception_has_left_on_is_taken_off_by_the_next_training(tmp_path):
+def test_the_next_training_detaches_an_engine_that_an_exception_left_attached(tmp_path):
     class Stop(type(EngineCallback()).__mro__[1]):
         def on_step_end(self, args, state, control, **kwargs):
             raise KeyboardInterrupt

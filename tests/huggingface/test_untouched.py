@@ -1,4 +1,4 @@
-"""What else a model of Hugging Face returns and does is the same while an engine is on it."""
+"""Other outputs of Hugging Face models are the same while an engine is attached."""
 
 import pytest
 import torch
@@ -20,7 +20,7 @@ MODELS = {
 
 
 def both(build, use):
-    """Return what ``use`` makes of the model alone, and with an engine on it."""
+    """Return the results of ``use`` on the model without and with an engine."""
     results = []
     for attached in (False, True):
         model = build()
@@ -41,7 +41,7 @@ def tensors(value):
 
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("name", MODELS)
-def test_hidden_states_and_attentions_are_the_same_to_the_last_bit(name, training):
+def test_hidden_states_and_attentions_are_bitwise_the_same(name, training):
     build, batch = MODELS[name]
 
     def run(model):
@@ -61,7 +61,7 @@ def test_hidden_states_and_attentions_are_the_same_to_the_last_bit(name, trainin
 
 
 def loss_inside(model, batch):
-    """A loss on all that the model returns, hidden states and attentions included."""
+    """A loss on everything that the model returns, including hidden states and attentions."""
     model.set_attn_implementation("eager")
     out = model(**batch, output_hidden_states=True, output_attentions=True)
     return sum((t * torch.cos(t.detach())).mean() for t in tensors(dict(out)) if t.requires_grad)
@@ -69,7 +69,7 @@ def loss_inside(model, batch):
 
 @pytest.mark.parametrize("name", MODELS)
 def test_a_loss_on_hidden_states_and_attentions_has_the_same_gradients(name):
-    """Hooks of the library keep attentions from inside blocks, whose graphs must outlive the loss's own way there."""
+    """The library's hooks store attentions inside blocks, so these graphs must be retained."""
     build, batch = MODELS[name]
 
     def run(model):
@@ -83,7 +83,7 @@ def test_a_loss_on_hidden_states_and_attentions_has_the_same_gradients(name):
 
 
 def test_caches_are_the_same():
-    """Whole, and going on from one, in training and without gradients."""
+    """For a whole sequence and from a cache, in training and without gradients."""
 
     def run(model):
         first = model(TOKENS[:, :6], use_cache=True)
@@ -108,7 +108,7 @@ GENERATION = {
 
 @pytest.mark.parametrize("build", [gpt2, bart])
 @pytest.mark.parametrize("how", GENERATION)
-def test_what_is_generated_is_the_same(build, how):
+def test_generated_tokens_are_the_same(build, how):
     def run(model):
         return model.eval().generate(TOKENS[:, :4], max_new_tokens=6, **GENERATION[how])
 

@@ -38,7 +38,7 @@ def fit(folder, epochs, ckpt_path=None, strategy="auto_engine", module=None):
     return run, seen.engines
 
 
-def test_a_checkpoint_has_the_choice_and_a_second_fit_goes_on_with_it(tmp_path, last_is_fastest):
+def test_a_checkpoint_has_the_choice_and_a_second_fit_continues_with_it(tmp_path, last_is_fastest):
     module = fresh("time")
     run, seen = fit(tmp_path, 8, module=module)
     assert len(set(map(str, seen[:12]))) == 4
@@ -53,7 +53,7 @@ def test_a_checkpoint_has_the_choice_and_a_second_fit_goes_on_with_it(tmp_path, 
     assert {type(engine).__name__ for engine in seen.engines} == {"Shooting"}
 
 
-def test_lightnings_own_auto_stays_what_it_is():
+def test_lightnings_strategy_auto_is_unchanged():
     assert {"auto_engine", "auto_engine_ddp"} <= set(StrategyRegistry)
     assert "auto" not in StrategyRegistry
     assert not isinstance(Trainer(strategy="auto", logger=False).strategy, gradfree.lightning.engine_mixins.EngineMixin)

@@ -32,7 +32,7 @@ def means(fabric):
     return [handle.state_dict().get("", {}).get("mean of 0.0.0") for handle in fabric.strategy.handles]
 
 
-def test_fabric_trains_and_keeps_what_the_engine_remembers(tmp_path):
+def test_fabric_trains_and_saves_the_engines_state(tmp_path):
     """Of each module that it has set up, whether they are there when the checkpoint is loaded or come later."""
     fabric = gate_fabric()
     models = [set_up(fabric, units)[1] for units in (5, 7)]
@@ -59,7 +59,7 @@ def test_fabric_trains_and_keeps_what_the_engine_remembers(tmp_path):
     assert means(late)[2] is None
 
 
-def test_fabric_takes_the_engine_off_all_modules():
+def test_fabric_detaches_the_engine_from_all_modules():
     fabric = gate_fabric()
     models = [set_up(fabric, units)[0] for units in (5, 7)]
     assert not any(map(is_bare, models))
@@ -67,7 +67,7 @@ def test_fabric_takes_the_engine_off_all_modules():
     assert all(map(is_bare, models))
 
 
-def test_fabric_takes_up_what_a_trainer_has_saved(tmp_path):
+def test_fabric_loads_a_checkpoint_of_a_trainer(tmp_path):
     torch.save({"gradfree": {"": {"mean of 0.0.0": torch.ones(5)}}}, tmp_path / "state.pt")
     fabric = gate_fabric()
     set_up(fabric, 5)

@@ -32,7 +32,7 @@ def exact():
         {"precision": "bf16-mixed"},
     ],
 )
-def test_an_exact_engine_trains_as_plain_lightning_does(tmp_path, options):
+def test_an_exact_engine_trains_like_lightning_without_an_engine(tmp_path, options):
     expected = fit(tmp_path, "auto", **options)
     tolerance = 0.02 if options.get("precision") == "bf16-mixed" else 1e-6
     for strategy in ("backprop", gradfree.lightning.EngineStrategy("backprop", plain=False), exact()):
@@ -114,7 +114,7 @@ class Counting(pl.strategies.SingleDeviceStrategy):
         return super().backward(*args, **kwargs)
 
 
-def test_an_engine_rides_on_any_strategy(tmp_path):
+def test_an_engine_works_on_any_strategy_class(tmp_path):
     strategy = gradfree.lightning.engine_strategy("highway_bp", base=Counting, iterations=4, mark="mine")
     torch.testing.assert_close(fit(tmp_path, strategy), fit(tmp_path, "auto"))
     assert isinstance(strategy, Counting)
@@ -130,7 +130,7 @@ def test_strategies_pickle():
         assert copied.engine == strategy.engine
 
 
-def test_wrong_options_name_the_right_ones():
+def test_wrong_options_raise_and_list_the_known_ones():
     with pytest.raises(
         TypeError, match=r"neither 'highway_bp' nor SingleDeviceStrategy has an option 'iteration'; the e"
     ):
@@ -164,7 +164,7 @@ def test_lightning_cli_takes_engines(tmp_path, arguments):
     )
 
 
-def test_validation_and_prediction_need_no_chain(tmp_path):
+def test_validation_and_prediction_run_without_an_engine(tmp_path):
     class NoChain(ResidualClassifier):
         def __init__(self):
             super().__init__()

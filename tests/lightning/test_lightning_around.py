@@ -51,7 +51,7 @@ class Adversaries(pl.LightningModule):
 
 @pytest.mark.slow
 @over(WITH_STATE)
-def test_two_optimizers_by_hand_train_as_the_plain_loop_does(tmp_path, engine, kind):
+def test_manual_optimization_with_two_optimizers_equals_a_plain_loop(tmp_path, engine, kind):
     """A frozen chain passes the error on to the one before it, and each step counts for its own chain alone."""
     chains = ["maker.middle", "judge.middle"]
     module, carrier = fresh(kind, Adversaries), strategy(engine, chains=chains)
@@ -81,7 +81,7 @@ def test_two_chains_in_depth_must_be_named(tmp_path):
 
 
 @over(WITH_STATE)
-def test_validation_in_between_changes_nothing(tmp_path, engine, kind):
+def test_validation_during_training_does_not_change_it(tmp_path, engine, kind):
     """Sanity check, validation twice an epoch; test and predict before and behind; nothing is left on the module."""
     plain, module = fresh(kind), fresh(kind)
     trainer(tmp_path, engine, limit_val_batches=0).fit(plain)
@@ -112,7 +112,7 @@ class Thawing(BaseFinetuning):
 
 
 @over(WITH_STATE)
-def test_parts_of_a_chain_may_be_frozen_and_thawed(tmp_path, engine, kind):
+def test_parts_of_a_chain_can_be_frozen_and_unfrozen(tmp_path, engine, kind):
     class Frozen(PlainModule):
         def configure_optimizers(self):
             return torch.optim.SGD([p for p in self.parameters() if p.requires_grad], 0.1)
@@ -137,7 +137,7 @@ def test_parts_of_a_chain_may_be_frozen_and_thawed(tmp_path, engine, kind):
 
 @pytest.mark.slow
 @over(WITH_STATE)
-def test_nets_that_are_built_when_training_begins(tmp_path, engine, kind):
+def test_nets_built_in_configure_model_train(tmp_path, engine, kind):
     """In configure_model, as for models that are too large to be built before; and under anomaly detection."""
 
     class Late(PlainModule):
@@ -155,7 +155,7 @@ def test_nets_that_are_built_when_training_begins(tmp_path, engine, kind):
 
 
 @pytest.mark.parametrize("how", ["by name", "as an object"])
-def test_the_trainers_gpu_is_the_strategys(tmp_path, monkeypatch, how):
+def test_the_strategy_uses_the_trainers_gpu(tmp_path, monkeypatch, how):
     """Lightning makes a strategy that it knows by name without a device. With two GPUs that are not there."""
     for name, value in {"is_available": True, "device_count": 2}.items():
         monkeypatch.setattr(f"torch.cuda.{name}", lambda value=value: value)
@@ -168,7 +168,7 @@ def test_the_trainers_gpu_is_the_strategys(tmp_path, monkeypatch, how):
         trainer(tmp_path, strategy="foton", accelerator="gpu", devices=2)
 
 
-def test_pruning_layers_that_an_engine_takes_apart_is_refused(tmp_path):
+def test_pruning_the_layers_of_a_layer_engine_is_refused(tmp_path):
     """It puts hooks between the layer and the engine; blocks and recurrent layers do not mind."""
     module = fresh("layers")
     pruning = pl.callbacks.ModelPruning("l1_unstructured", [(module.net.middle[0], "weight")], amount=0.3)

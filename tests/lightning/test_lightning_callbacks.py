@@ -44,7 +44,7 @@ CALLBACKS = [gradfree.lightning.GradientFidelity, gradfree.lightning.EngineFigur
 
 
 @pytest.mark.parametrize("callback", CALLBACKS)
-def test_callbacks_that_look_at_an_engine_want_one(tmp_path, callback):
+def test_callbacks_raise_without_an_engine(tmp_path, callback):
     with pytest.raises(TypeError, match=r"SingleDeviceStrategy has none: use Trainer\(strategy='<engine>'\)"):
         trainer(tmp_path, callbacks=[callback()]).fit(ResidualClassifier(), loader())
     with pytest.raises(ValueError, match=r"every(_n_steps)? must be at least 1, not 0"):
@@ -53,7 +53,7 @@ def test_callbacks_that_look_at_an_engine_want_one(tmp_path, callback):
 
 @pytest.mark.parametrize("prog_bar", [False, True])
 @pytest.mark.parametrize("options", [{}, {"accumulate_grad_batches": 2, "gradient_clip_val": 0.1}])
-def test_engine_figures_are_logged_now_and_then_and_change_nothing(tmp_path, options, prog_bar):
+def test_engine_figures_are_logged_every_n_steps_and_change_nothing(tmp_path, options, prog_bar):
     """Any logger gets them, the progress bar on request; between two looks engines compute none."""
     logged, asked = Logged(), []
 
@@ -77,7 +77,7 @@ def test_engine_figures_are_logged_now_and_then_and_change_nothing(tmp_path, opt
 
 
 @pytest.mark.parametrize("options", [{}, {"accumulate_grad_batches": 2, "gradient_clip_val": 0.1}])
-def test_a_watched_gradient_is_logged_and_made_better_and_a_checkpoint_has_it(tmp_path, options):
+def test_watch_gradient_logs_the_cosine_improves_the_gradient_and_saves_its_state(tmp_path, options):
     """Looks count steps of the optimizer; a run that is resumed goes on with the options that were taken."""
     watching = gradfree.lightning.WatchGradient(every_n_steps=2, least_cosine=0.999999, rises=1)
     run = trainer(

@@ -49,7 +49,7 @@ def plain_loop(module, engine, precision):
     ["bf16-mixed", "bf16-true", *(pytest.param(p, marks=pytest.mark.slow) for p in ("64-true", "16-mixed", "16-true"))],
 )
 @over(WITH_STATE)
-def test_lightning_trains_as_the_plain_loop_does(tmp_path, engine, kind, precision):
+def test_lightning_trains_like_a_plain_loop(tmp_path, engine, kind, precision):
     """To the last bit: Lightning adds nothing to an engine and takes nothing away."""
     # By name Lightning would take bfloat16 on a CPU in place of float16.
     plugin = {"plugins": MixedPrecision(precision, "cpu", scaler(precision))} if precision == "16-mixed" else {}
@@ -64,7 +64,7 @@ def test_lightning_trains_as_the_plain_loop_does(tmp_path, engine, kind, precisi
 
 
 @over(WITH_STATE | {"foton, layers": RUNS["foton, layers"]})
-def test_a_step_that_the_scaler_skips_leaves_no_trace(tmp_path, engine, kind):
+def test_a_step_skipped_by_the_scaler_changes_nothing(tmp_path, engine, kind):
     """The scale overflows: neither weights nor what the engine remembers take part in such steps."""
 
     class Watched(PlainModule):

@@ -29,7 +29,7 @@ def half_precision(name):
 
 @pytest.mark.parametrize("precision", ["bf16-mixed", pytest.param("16-mixed", marks=pytest.mark.slow)])
 @over(WITH_STATE | {"highway_bp, blocks": RUNS["highway_bp, blocks"]})
-def test_a_resumed_run_is_the_uninterrupted_one(tmp_path, engine, kind, precision):
+def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path, engine, kind, precision):
     """To the last bit, weights and engine: 8 batches are no multiple of what the engines count to."""
     whole, carrier = fresh(kind), strategy(engine)
     trainer(tmp_path, strategy=carrier, max_epochs=3, **half_precision(precision)).fit(whole)
@@ -61,7 +61,7 @@ def batch_scaled(run, module):
 @pytest.mark.filterwarnings("ignore::lightning.pytorch.utilities.warnings.PossibleUserWarning")
 @pytest.mark.parametrize("tune", [tuned_by_callback, tuned_before, batch_scaled])
 @over(WITH_STATE | {"foton, layers": RUNS["foton, layers"], "truncated, blocks": RUNS["truncated, blocks"]})
-def test_a_search_before_training_leaves_no_trace(tmp_path, engine, kind, tune):
+def test_a_tuner_before_training_changes_nothing(tmp_path, engine, kind, tune):
     """Searches train, restore weights and optimizer, and go on: the engine's count and means with them."""
     untouched, module = fresh(kind), fresh(kind)
     carriers = [strategy(engine), strategy(engine)]
@@ -76,7 +76,7 @@ def test_a_search_before_training_leaves_no_trace(tmp_path, engine, kind, tune):
 
 
 @over(WITH_STATE)
-def test_another_fit_goes_on_with_the_same_model_and_starts_afresh_with_another(tmp_path, engine, kind):
+def test_another_fit_continues_with_the_same_model_and_restarts_with_another(tmp_path, engine, kind):
     module, carrier = fresh(kind), strategy(engine)
     run = trainer(tmp_path, strategy=carrier, max_epochs=1)
     run.fit(module)
@@ -100,7 +100,7 @@ def test_a_checkpoint_of_a_run_without_an_engine_may_be_resumed_with_one(tmp_pat
     assert int(carrier.handle.state_dict()["net.middle"]["steps"]) == 8
 
 
-def test_weights_load_where_there_is_no_gradfree(tmp_path, request):
+def test_weights_load_without_gradfree(tmp_path, request):
     """Hyperparameters and weights of engines' checkpoints, where it cannot be imported."""
     expected = {}
     for number, ((name, options), kind) in enumerate(WITH_STATE.values()):

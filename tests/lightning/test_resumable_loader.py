@@ -25,7 +25,7 @@ def batches(loader):
     return [batch[0].tolist() for batch in loader]
 
 
-def test_a_loader_goes_on_with_the_next_batch_of_its_epoch_only():
+def test_a_resumed_loader_continues_with_the_next_batch_of_its_epoch_only():
     first = loader(4)
     seen = [batch[0].tolist() for batch in islice(first, 3)]
     state = first.state_dict()
@@ -36,7 +36,7 @@ def test_a_loader_goes_on_with_the_next_batch_of_its_epoch_only():
     assert batches(loader(4)) != batches(loader(5))
 
 
-def test_behind_the_last_batch_of_a_sampler_without_epochs_begins_the_next_epoch():
+def test_after_the_last_batch_of_a_sampler_without_epochs_the_next_epoch_begins():
     """The place (0, 5) of a sampler that counts no epochs is the end of one: nothing of the next may be left out."""
     examples = TensorDataset(torch.arange(10))
     first = ResumableLoader(examples, 2)
@@ -48,7 +48,7 @@ def test_behind_the_last_batch_of_a_sampler_without_epochs_begins_the_next_epoch
         assert batches(resumed) == whole
 
 
-def test_a_loader_draws_nothing_that_dropout_would_draw():
+def test_a_loader_does_not_change_the_random_numbers_of_dropout():
     """Each iterator of a loader without a generator of its own moves torch's; it follows the seed nevertheless."""
     before = torch.get_rng_state()
     one, other = loader(4), loader(4)
@@ -59,7 +59,7 @@ def test_a_loader_draws_nothing_that_dropout_would_draw():
     assert loader(4).generator.initial_seed() == 7
 
 
-def test_a_place_that_was_loaded_is_saved_again_before_the_first_batch():
+def test_a_loaded_position_is_saved_again_before_the_first_batch():
     resumed = loader(4, {"epoch": 4, "batches": 3})
     assert resumed.state_dict() == {"epoch": 4, "batches": 3}
     next(iter(resumed))

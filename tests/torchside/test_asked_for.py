@@ -1,4 +1,4 @@
-"""What is read off autograd while it runs."""
+"""The inputs of a running ``torch.autograd.grad``."""
 
 from concurrent.futures import ThreadPoolExecutor
 
@@ -26,7 +26,7 @@ class Asking(torch.autograd.Function):
 
 
 @pytest.mark.parametrize("elsewhere", [False, True], ids=["in the thread of the call", "in another, as on a GPU"])
-def test_a_node_is_told_what_its_backward_pass_was_asked_for(elsewhere, monkeypatch):
+def test_a_node_finds_the_inputs_of_autograd_grad(elsewhere, monkeypatch):
     monkeypatch.setattr(Asking, "elsewhere", elsewhere)
     x = torch.randn(3, requires_grad=True)
     first, second = Asking.apply(x).unbind(0)[:2]

@@ -1,4 +1,4 @@
-"""Without any one of torch's private functions gradients are exact, or an error says what is missing."""
+"""Without one of torch's private functions, gradients are exact or an error names the function."""
 
 import subprocess
 import sys
@@ -14,8 +14,8 @@ CASES = ("blocks", "a row", "GRU", "a cell", "layers")
 
 @pytest.mark.processes
 @pytest.mark.slow
-def test_a_step_without_any_one_of_them_is_exact_or_refused():
-    """Of each name and case there is a result; what is missing has ended its process."""
+def test_a_step_without_one_private_function_is_exact_or_raises():
+    """There is a result for each name and case; a missing one means that its process has crashed."""
     done = subprocess.run([sys.executable, SCRIPT, *NAMES], capture_output=True, text=True, timeout=600)
     rows = [row.split("\x1f") for row in done.stdout.split("\x1e") if row.strip()]
     found = {(name.strip(), case): result for name, case, result in rows}

@@ -1,4 +1,4 @@
-"""Random states that are kept and restored, on devices with and without random numbers of their own."""
+"""Random states are saved and restored, on devices with and without a random generator."""
 
 import torch
 
@@ -17,7 +17,7 @@ def test_a_state_is_restored_on_the_device_and_on_the_cpu(device):
     assert not any(map(torch.equal, after, drawn))
 
 
-def test_a_device_without_random_numbers_leaves_the_cpu_its_own():
+def test_a_device_without_a_random_state_restores_only_the_cpu():
     state = RandomState.of(torch.device("meta"))
     with torch_states_kept([torch.device("meta"), torch.device("cpu")]):
         torch.rand(3, device="cpu")

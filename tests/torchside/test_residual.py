@@ -1,4 +1,4 @@
-"""The residual path read off a block's graph, and the mean of it that DSF keeps."""
+"""The residual path read from a block's graph, and its running mean for DSF."""
 
 import pytest
 import torch
@@ -10,7 +10,7 @@ from gradfree.torchside.residual import residual_factor
 
 
 class Halved(nn.Module):
-    """0.5 x + g(x), the factor before or behind the sum, or as a quotient."""
+    """0.5 x + g(x), with the factor before or after x, or as a quotient."""
 
     def __init__(self, form):
         super().__init__()
@@ -27,7 +27,7 @@ class Halved(nn.Module):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("form", ["0.5 * x", "(x + g) * 0.5", "x / 2"])
 def test_the_mean_of_a_residual_path_times_a_python_number(form, dtype):
-    """Autograd saves the number as a tensor of a kind of its own, whose mean() is garbage in float64."""
+    """Autograd saves the number as a wrapped tensor, whose mean() is garbage in float64."""
     torch.set_default_dtype(torch.float32)
     model = nn.Sequential(*[Halved(form) for _ in range(4)]).to(dtype)
     with gradfree.create_engine("dsf", feedback="gate").attach(model) as handle:
@@ -38,8 +38,8 @@ def test_the_mean_of_a_residual_path_times_a_python_number(form, dtype):
 
 
 @pytest.mark.parametrize("sign", [1, -1])
-def test_a_state_that_passes_two_relus(sign):
-    """relu(x) ± relu(x + y) sends back the sum of both masks, from -1 to 2, not one mask or the other."""
+def test_the_residual_path_through_two_relus_is_the_product_of_masks(sign):
+    """For relu(x) ± relu(x + y), K is the sum or difference of both masks, from -1 to 2, not their union."""
     x = torch.randn(5, 6, requires_grad=True).view(5, 6)
     state = get_gradient_edge(x)
     first, second = torch.relu(x), torch.relu(x + torch.randn(5, 6))
@@ -56,7 +56,7 @@ def read(block, x):
     return residual_factor(out, get_gradient_edge(x)), out.detach()
 
 
-def test_behind_a_layer_norm_the_residual_path_is_its_scale():
+def test_the_residual_path_through_a_layer_norm_is_its_scale():
     linear, norm = nn.Linear(4, 4), nn.LayerNorm(4)
     nn.init.normal_(norm.weight)
     x = torch.randn(8, 4)
@@ -101,7 +101,7 @@ READ = {
 
 
 @pytest.mark.parametrize("name", READ)
-def test_operations_that_the_residual_path_is_seen_behind(name):
+def test_the_residual_path_is_found_through_these_operations(name):
     block, expected = READ[name]
     linear, x = nn.Linear(6, 6), torch.randn(3, 4, 6)
     factor, _ = read(lambda x: block(lambda y: torch.tanh(linear(y)), x), x)
@@ -111,8 +111,8 @@ def test_operations_that_the_residual_path_is_seen_behind(name):
 
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("name", NORMS)
-def test_behind_other_norms_the_residual_path_is_their_scale(name, training):
-    """Statistics held fast, a norm is that linear map."""
+def test_the_residual_path_through_other_norms_is_their_scale(name, training):
+    """With fixed statistics, a norm is that linear map."""
     norm = NORMS[name]().train(training)
     nn.init.uniform_(norm.weight, 0.5, 1.5)
     x = 3 * torch.randn(5, 4, 6)
@@ -122,8 +122,8 @@ def test_behind_other_norms_the_residual_path_is_their_scale(name, training):
     torch.testing.assert_close(constant, constant[:, :1].expand_as(constant))
 
 
-def test_a_residual_path_that_is_declared():
-    """Blocks that hide it, and others: gradients are exact at k = L, and K is what was said."""
+def test_a_declared_residual_path_is_used():
+    """For blocks that hide it, and for others: gradients are exact at k = L, and K is the declared one."""
     model, x = nn.Sequential(*[Hidden() for _ in range(4)]), torch.randn(3, 4)
     expected = [p.clone() for p in torch.autograd.grad(model(x).sum(), list(model.parameters()))]
     engine = gradfree.create_engine("highway_bp", iterations=4)
@@ -143,7 +143,7 @@ def test_a_residual_path_that_is_declared():
 
 
 class Hidden(nn.Module):
-    """x + g(x) behind a function of one's own."""
+    """x + g(x) after a custom autograd function."""
 
     def __init__(self):
         super().__init__()
@@ -167,7 +167,7 @@ FUSED = torch.ops.aten
 
 
 def gru_cell(igates, hgates, h, ib=None, hb=None):
-    """As on GPUs: what the backward pass needs lies side by side, the update gate second."""
+    """As on GPUs: the saved tensor has several chunks, the update gate is the second."""
     (ir, iz, ig), (hr, hz, hg) = (igates + ib).chunk(3, -1), (hgates + hb).chunk(3, -1)
     r, z = torch.sigmoid(ir + hr), torch.sigmoid(iz + hz)
     n = torch.tanh(ig + r * hg)
@@ -228,8 +228,8 @@ def under_batch_norm(op, training):
     ],
     ids=["dropout", "GRUCell", "RMSNorm", "cuDNN, train", "cuDNN, eval"],
 )
-def test_operations_that_gpus_run_in_one_kernel_have_the_factor_of_those_on_the_cpu(block):
-    """Autograd's own nodes of these operations; where the CPU has no kernel, one of Python's stands in for it."""
+def test_fused_gpu_operations_have_the_same_factor_as_on_the_cpu(block):
+    """The nodes are autograd's; a Python kernel replaces a kernel that the CPU lacks."""
     kernels = {
         "_thnn_fused_gru_cell": gru_cell,
         "_fused_rms_norm": rms_norm,

@@ -1,4 +1,4 @@
-"""A model that is saved while an engine is attached is the user's own."""
+"""A model that is saved while an engine is attached contains no engine."""
 
 import copy
 import io
@@ -52,8 +52,8 @@ def saved(model, **options):
 
 
 @pytest.mark.parametrize("name", ENGINES)
-def test_a_saved_model_loads_with_the_users_own_classes_alone(name):
-    """As torch.load asks for by default: weights_only=True, the user's classes named as safe."""
+def test_a_saved_model_loads_with_only_the_users_classes(name):
+    """With the default of torch.load: weights_only=True, and the user's classes as safe globals."""
     make, engine, options = ENGINES[name]
     model, x = make(), torch.randn(3, 4, 6)
     expected = run(model, x)
@@ -67,7 +67,7 @@ def test_a_saved_model_loads_with_the_users_own_classes_alone(name):
 
 @pytest.mark.parametrize("protocol", [2, pickle.HIGHEST_PROTOCOL])
 def test_a_pickled_model_has_no_engine_and_needs_no_gradfree(protocol, request):
-    """Hooks, and what replaces forward methods, stay with the live model; classes are those of torch here."""
+    """Hooks and replaced forward methods are not pickled; all classes are torch's here."""
     models = {}
     for name, (make, engine, options) in ENGINES.items():
         model, x = make() if name != "container" else nn.Sequential(layers(), layers()), torch.randn(3, 4, 6)
@@ -98,7 +98,7 @@ def test_a_saved_cell_layer_has_no_engine():
 
 @pytest.mark.parametrize("name", ENGINES)
 def test_saving_leaves_the_live_model_as_it_is_and_keeps_the_users_own_hooks(name):
-    """The engine stays on it and on deep copies of it; a hook of the user's is saved, and can be removed behind it."""
+    """The engine stays on it and on deep copies; the user's hook is saved and can be removed afterwards."""
     make, engine, options = ENGINES[name]
     model, x = make(), torch.randn(3, 4, 6)
     inner = model[0] if isinstance(model, nn.Sequential) else model
@@ -118,4 +118,4 @@ def test_saving_leaves_the_live_model_as_it_is_and_keeps_the_users_own_hooks(nam
 
 
 def noticed(module, args, out):
-    """A user's hook that only looks."""
+    """A user's hook that changes nothing."""

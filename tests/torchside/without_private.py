@@ -40,7 +40,7 @@ class Recurrent(nn.Module):
 
 
 def take_away(name):
-    """Let the lookup not find ``name``: torch itself may need it, and what is built in cannot be deleted."""
+    """Let the lookup miss ``name``; it is not deleted, since torch may need it and built-ins cannot be deleted."""
     find = pkgutil.resolve_name
 
     def found(asked):
@@ -52,7 +52,7 @@ def take_away(name):
 
 
 def trained():
-    """Yield a name and what came of a step for each model and engine."""
+    """Yield the name and the result of a step for each model and engine."""
     import gradfree
 
     cases = {

@@ -60,7 +60,7 @@ def test_blocks_that_mix_samples_are_refused(block, shape):
     assert all(p.grad is None for p in model.blocks.parameters())
 
 
-def test_a_block_is_asked_again_when_its_mode_changes():
+def test_a_block_is_checked_again_when_its_mode_changes():
     model, x = Model([Plain(), NormAndDropout(), NormAndDropout()]), torch.randn(8, 6)
     model.eval()
     expected = exact(model, x)
@@ -75,7 +75,7 @@ def test_a_block_is_asked_again_when_its_mode_changes():
 
 
 @pytest.mark.parametrize("kind", ["depth", "time"])
-def test_jacobians_that_do_not_fit_are_refused_with_their_size(kind):
+def test_jacobians_above_the_memory_limit_are_refused_with_their_size(kind):
     """4 links, 3 samples, 6 x 6 numbers of 8 bytes, three times; an LSTM's state has h and c."""
     if kind == "depth":
         model, x, size, path = plain_model(5), torch.randn(3, 6), 3 * 4 * 3 * 6 * 6 * 8, "blocks"

@@ -13,7 +13,7 @@ def means_of(states):
     return [state["net.middle"]["mean of 0.0.0"] for state in states]
 
 
-def test_a_running_mean_is_the_same_on_all_ranks_and_resumed_to_the_last_bit(tmp_path):
+def test_a_running_mean_is_equal_on_all_ranks_and_resumed_bitwise(tmp_path):
     """Each rank's batches move its own mean; behind each step it is that of all, so one rank's checkpoint is enough."""
     resumed = results_of_ranks(tmp_path, resumed_ranks.__file__)
     (whole, states), _ = resumed[0]
@@ -29,7 +29,7 @@ def test_a_running_mean_is_the_same_on_all_ranks_and_resumed_to_the_last_bit(tmp
         assert all(map(torch.equal, means_of(resumed_after), means[resumed_ranks.STOP :]))
 
 
-def test_ranks_that_time_differently_take_the_same_engine(tmp_path):
+def test_ranks_with_different_times_choose_the_same_engine(tmp_path):
     """That which is the fastest on the slowest of them; the weights stay the same on both."""
     first, second = results_of_ranks(tmp_path, choosing_ranks.__file__)
     assert first[0] == second[0] == "Shooting()"

@@ -67,6 +67,6 @@ def test_a_module_that_has_several_children_and_no_forward_is_refused():
 
 
 @pytest.mark.parametrize("stages", [0, 1.5, True])
-def test_stages_are_a_number_of_devices(stages):
+def test_wrong_numbers_of_stages_are_refused(stages):
     with pytest.raises(ValueError, match="stages must be a number of devices"):
         gradfree.lightning.LayerParallelStrategy(stages=stages)

@@ -34,7 +34,7 @@ def test_two_ranks_train_a_sharded_model_as_one_process_does(ranks, run):
     ],
 )
 @pytest.mark.parametrize("when", ["before", "after"])
-def test_what_is_sharded_inside_a_chain_is_refused_when_attaching_or_in_the_first_pass(ranks, what, path, when):
+def test_modules_sharded_inside_a_chain_are_refused(ranks, what, path, when):
     """Its gradients would be zero without a word."""
     for rank in ranks:
         message = rank["refusals"][what, when]
@@ -53,7 +53,7 @@ def test_gradients_are_compared_only_while_parameters_are_whole(ranks):
     assert "net.stem.weight is sharded by FSDP and not gathered now" in message
 
 
-def test_what_an_engine_remembers_is_in_sharded_checkpoints(ranks):
+def test_sharded_checkpoints_contain_the_engines_state(ranks):
     """Which Lightning loads when the engine is attached already."""
     for rank in ranks:
         saved, loaded = (state["net.middle"] for state in rank["remembered"])
