@@ -188,8 +188,8 @@ def contest(job: Job, model: nn.Module, rows: Sequence[Row], budget: Budget, say
         loss = float(step())
         if not isfinite(loss):
             raise UsageError(
-                f"the loss of {job.model} on the first batch of {job.data} is {loss}: look for NaN or infinite numbers "
-                "in the data. No engine can be judged by it."
+                f"the loss of {job.model} on the first batch of {job.data} is {loss}, so engines cannot be compared: "
+                "look for NaN or infinite numbers in the data."
             )
         if mean_seconds(step, 1) < _LONG:
             mean_seconds(step, _WARM_UP)

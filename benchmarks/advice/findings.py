@@ -79,7 +79,7 @@ def _notes(standings: Standings, compiled: Mapping[str, Any] | str) -> Iterator[
 
 
 def _facts_of(contestant: Contestant, standings: Standings, where: Mapping[str, Any]) -> Iterator[Fact]:
-    who = {**contestant.row.named, **where}
+    who = {**contestant.row.fact_columns, **where}
     if len(contestant.times) > 1:
         yield from cost_facts(standings.cost(contestant), _BESIDE, **who)
     if contestant.gradient:

@@ -127,7 +127,7 @@ def _default_loss(outputs: Any, target: Any = None) -> Tensor:
         return own
     if not (isinstance(outputs, Tensor) and isinstance(target, Tensor)):
         raise TypeError(
-            f"no loss is known of outputs that are {one(type(outputs).__name__)} and a target that is "
-            f"{one(type(target).__name__)}: name one, --loss module:function."
+            f"there is no default loss for outputs that are {one(type(outputs).__name__)} and a target that is "
+            f"{one(type(target).__name__)}: give one, --loss module:function."
         )
     return squared_error(outputs, target) if target.is_floating_point() else cross_entropy(outputs, target)

@@ -65,7 +65,7 @@ def run(
             raise UsageError(f"--{option} must be at least 1, not {value}.")
     session = _extra("bench.session", ())
     options = session.RunOptions(executor=executor, jobs=jobs, resume=resume, retry=retry, dry=dry_run, listing=list)
-    session.run(session.KeptRun(Sweep(**axes), suite=suite, name=name), out, seeds, device, shard, data, options)
+    session.run(session.RunRequest(Sweep(**axes), suite=suite, name=name), out, seeds, device, shard, data, options)
 
 
 def report(suite: str | None = None, out: Path | None = None) -> None:

@@ -13,7 +13,7 @@ from gradfree.benchmarks.records.records import Record, RecordFile
 from gradfree.benchmarks.reports.publication import publish
 from gradfree.benchmarks.reports.report import SuiteReport
 from gradfree.benchmarks.running.runner import RECORDS
-from gradfree.benchmarks.sweeps.axes import KeptRun, Sweep
+from gradfree.benchmarks.sweeps.axes import RunRequest, Sweep
 from gradfree.benchmarks.sweeps.sweep import comparisons_of
 from gradfree.benchmarks.tables.experiment import Suite
 from gradfree.cli import UsageError
@@ -21,22 +21,22 @@ from gradfree.cli import UsageError
 
 def report(suite: str | None, out: Path | None) -> None:
     """Print the tables of a folder's records and write the report's files."""
-    kept = KeptRun.of(out) if out and not suite else None
-    asked = kept or KeptRun(Sweep(), suite=suite or "quick")
-    file = RecordFile((out or asked.folder) / RECORDS)
+    kept = RunRequest.load(out) if out and not suite else None
+    request = kept or RunRequest(Sweep(), suite=suite or "quick")
+    file = RecordFile((out or request.folder) / RECORDS)
     records, folder = file.read(), file.path.parent
-    found = reported(comparisons_of(asked), records, file, asked)
+    found = reported(comparisons_of(request), records, file, request)
     if not records:
-        raise UsageError(f"{folder} has no records; `gradfree bench run --out {folder}` makes them.")
+        raise UsageError(f"{folder} has no records; create them with `gradfree bench run --out {folder}`.")
     if not found.sections:
-        raise UsageError(f"{file.path} has no results of this suite: name the one that made them, --suite NAME.")
+        raise UsageError(f"{file.path} has no results of this suite; give the suite that they are from: --suite NAME.")
     show(found, file)
 
 
-def reported(comparisons: Suite, records: Mapping[str, Record], file: RecordFile, asked: KeptRun) -> SuiteReport:
+def reported(comparisons: Suite, records: Mapping[str, Record], file: RecordFile, request: RunRequest) -> SuiteReport:
     """Return the report on the records of ``comparisons``."""
-    title = f"gradfree bench: {asked.name or file.path.parent.resolve().name}"
-    return replace(SuiteReport.of(title, comparisons, records), command=asked.command)
+    title = f"gradfree bench: {request.name or file.path.parent.resolve().name}"
+    return replace(SuiteReport.of(title, comparisons, records), command=request.command)
 
 
 def show(report: SuiteReport, file: RecordFile) -> None:

@@ -17,16 +17,16 @@ from gradfree.benchmarks.running.runner import (
     Plan,
     Shard,
     count_finished,
-    devices_in,
     finished_in,
-    loader_in,
     make_folder,
+    parse_data,
+    parse_devices,
     run_cases,
 )
 from gradfree.benchmarks.running.workers import Executor, Workers
-from gradfree.benchmarks.sweeps.axes import KeptRun, command_of
+from gradfree.benchmarks.sweeps.axes import RunRequest, command_of
 from gradfree.benchmarks.sweeps.sweep import comparisons_of
-from gradfree.benchmarks.sweeps.trainable import checked
+from gradfree.benchmarks.sweeps.trainable import check_trainable
 from gradfree.benchmarks.tables.experiment import Suite
 from gradfree.benchmarks.tasks.imported import names_a_function
 from gradfree.benchmarks.training.comparison import Comparison
@@ -56,7 +56,7 @@ class RunOptions:
 
 
 def run(
-    asked: KeptRun,
+    request: RunRequest,
     out: Path | None,
     seeds: int,
     device: str,
@@ -65,13 +65,13 @@ def run(
     options: RunOptions,
 ) -> None:
     """Run the cases without a record, then report."""
-    loader, sweep = loader_in(data), asked.sweep
-    devices, share = devices_in(device), Shard.parse(shard)
+    loader, sweep = parse_data(data), request.sweep
+    devices, share = parse_devices(device), Shard.parse(shard)
     if loader and not sweep.named:
-        raise UsageError(f"--data {loader} is for a model of your own: --model module:function.")
-    if sweep.named and asked.suite:
-        raise UsageError(f"--suite {asked.suite} has its own cases: leave it out, or --{', --'.join(sweep.named)}.")
-    kept = replace(asked, loader=loader, suite=asked.suite or (None if sweep.named else "quick"))
+        raise UsageError(f"--data {loader} needs a model of yours: --model module:function.")
+    if sweep.named and request.suite:
+        raise UsageError(f"--suite {request.suite} has its own cases: leave it out, or --{', --'.join(sweep.named)}.")
+    kept = replace(request, loader=loader, suite=request.suite or (None if sweep.named else "quick"))
     flags = {name: getattr(sweep, name) for name in sweep.named}
     flags |= {"suite": kept.suite, "seeds": seeds, "device": device, "data": data, "name": kept.name}
     folder = out or kept.folder
@@ -80,34 +80,34 @@ def run(
     for experiment in comparisons:
         experiment.check()
         if kept.suite and names_a_function(kept.suite) and isinstance(experiment, Comparison):
-            checked(experiment.task)
+            check_trainable(experiment.task)
     plan = Plan(comparisons, seeds, devices, share)
     _run(plan, RecordFile(folder / RECORDS, str(share)), options, kept)
 
 
-def _run(plan: Plan, file: RecordFile, options: RunOptions, kept: KeptRun) -> None:
+def _run(plan: Plan, file: RecordFile, options: RunOptions, kept: RunRequest) -> None:
     listed = list(plan.cases(known := file.read()))
     if options.listing:
         print("\n".join(_states(listed, known)))
         return
     if known and not options.resume:
-        raise UsageError(f"{file.path.parent} has {len(known)} records; name another --out, or leave out --no-resume.")
+        raise UsageError(f"{file.path.parent} has {len(known)} records; choose another --out, or omit --no-resume.")
     finished = finished_in(known, options.retry)
     if skipped := count_finished(listed, finished):
-        print(f"{skipped} of {len(listed)} cases are in {file.path} already: skipped.")
+        print(f"{skipped} of {len(listed)} cases are in {file.path} already and are skipped.")
     if changed := _changed(listed, known):
-        print(f"{changed} of {len(listed)} cases are run anew: code of yours that they depend on has changed since.")
+        print(f"{changed} of {len(listed)} cases will run again: your code that they depend on has changed.")
     if options.dry:
-        print(f"{len(listed) - skipped} of {len(listed)} cases would be run:")
+        print(f"{len(listed) - skipped} of {len(listed)} cases would run:")
         print("\n".join(_states([case for case in listed if case is None or case.id not in finished], known)))
         return
     _refuse_local(listed)
     make_folder(file.path.parent)
-    kept.keep(file.path.parent)
+    kept.save(file.path.parent)
     try:
         run_cases(plan.cases, file, _executor(options), options.retry)
     except KeyboardInterrupt:
-        print(f"Interrupted. {file.path} has what is finished; the same command does the rest.", file=sys.stderr)
+        print(f"Interrupted. {file.path} has the finished cases; the same command runs the rest.", file=sys.stderr)
         raise
     known = file.read()
     _report(plan.suite, known, file, kept)
@@ -162,14 +162,14 @@ def _refuse_failures(cases: Sequence[Case | None], records: Mapping[str, Record]
         raise UsageError(f"{len(errors)} of {len(cases)} cases failed; --retry runs them again.\n{lines}")
 
 
-def _report(suite: Suite, records: Mapping[str, Record], file: RecordFile, kept: KeptRun) -> None:
+def _report(suite: Suite, records: Mapping[str, Record], file: RecordFile, kept: RunRequest) -> None:
     """Print and write the report, if the packages for it are installed."""
     try:
         require("bench", *DRAWING)
     except MissingExtra as missing:
         folder = file.path.parent
-        print(f"{file.path} has the records, but there is no report: {missing}", file=sys.stderr)
-        print(f"Later, or where it is installed: gradfree bench report --out {folder}", file=sys.stderr)
+        print(f"{file.path} has the records, but the report cannot be written: {missing}", file=sys.stderr)
+        print(f"Write it later, or on another machine: gradfree bench report --out {folder}", file=sys.stderr)
         return
     from gradfree.benchmarks.bench.reporting import reported, show
 

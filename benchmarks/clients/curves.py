@@ -25,7 +25,7 @@ ENVIRONMENTS = ("CartPole-v1", "Pendulum-v1")
 CURVES = Path(__file__).parents[1] / "results" / "clients" / "curves.csv"
 
 
-class Noting(RecurrentPPO):
+class RecordingPPO(RecurrentPPO):
     """RecurrentPPO that stores the mean reward of each training phase."""
 
     def __init__(self, *args: Any, **kwargs: Any):
@@ -41,7 +41,7 @@ class Noting(RecurrentPPO):
 
 def curve(policy: type, environment: str, steps: int, seed: int) -> list[float]:
     """Return the mean reward of the last 100 episodes after each training phase."""
-    return Noting(policy, environment, seed=seed, device="cpu").learn(steps).curve
+    return RecordingPPO(policy, environment, seed=seed, device="cpu").learn(steps).curve
 
 
 def compare_on_a_rollout(environment: str) -> None:

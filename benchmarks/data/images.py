@@ -47,7 +47,7 @@ class Images(Stored):
         train, total = splits["train"], len(splits["train"])
         if total < (needed := self.train + self.validation):
             raise UsageError(
-                f"{self.name} has {total} images to train on, and {needed} are needed: the set is not whole."
+                f"{self.name} has {total} images to train on, and {needed} are needed: the set is incomplete."
             )
         parts = {
             "train": train.select(range(self.train)),

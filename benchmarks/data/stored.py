@@ -74,7 +74,7 @@ class Stored(ABC):
         require("bench", "datasets", "joblib", "tokenizers", "PIL")
         root = os.environ.get(DATA_ROOT)
         if not root:
-            problem = f"{DATA_ROOT} does not name the folder of the sets, say DATA"
+            problem = f"{DATA_ROOT} is not set to the folder of the sets, for example DATA"
             raise self._missing(problem, Path("DATA", self.name))
         folder = Path(root, self.name)
         if not any(folder.rglob("*.parquet")):

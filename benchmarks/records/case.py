@@ -49,7 +49,7 @@ class Row:
         return self.label.replace("backprop", "autograd", 1) if plain else self.label
 
     @property
-    def named(self) -> dict[str, Any]:
+    def fact_columns(self) -> dict[str, Any]:
         """The facts' columns that identify the row."""
         return {"row": self.name, "series": self.series, "k": self.iterations}
 
@@ -68,21 +68,19 @@ class Case(ABC):
     Attributes:
         kind: kind of measurement.
         alone: whether no other case may run in parallel, because this one is timed.
-        topic_field: name of the field for :attr:`topic`.
         device: the device.
         seed: seed of all random numbers.
     """
 
     kind: ClassVar[str]
     alone: ClassVar[bool] = True
-    topic_field: ClassVar[str] = "task"
     device: str
     seed: int
 
     @property
+    @abstractmethod
     def topic(self) -> str:
         """Name of the task, model or layer that is run."""
-        return str(getattr(self, self.topic_field))
 
     @property
     @abstractmethod

@@ -123,12 +123,12 @@ class RecordFile:
                     stack.enter_context(FileLock(self.path.with_name(f".{self.path.name}.lock"), timeout=0))
                 except Timeout:
                     raise UsageError(
-                        f"another run is writing to {self.path}. Wait for it, name another folder by --out, or divide "
-                        "the cases between them by --shard."
+                        f"another run is writing to {self.path}. Wait for it, choose another folder with --out, or "
+                        "divide the cases between the runs with --shard."
                     ) from None
                 except OSError as error:
                     raise UsageError(
-                        f"cannot write to {self.path.parent}: {error.strerror}. Name another folder by --out."
+                        f"cannot write to {self.path.parent}: {error.strerror}. Choose another folder with --out."
                     ) from error
             yield
 
@@ -149,7 +149,7 @@ class RecordFile:
         except OSError as error:
             raise UsageError(
                 f"{self.path} cannot be written: {error.strerror}. It has all cases that were finished before "
-                f"{record['case']!r}; when this is put right, the same command does the rest."
+                f"{record['case']!r}. Solve the problem, then run the same command again for the rest."
             ) from error
 
     def _drop_unfinished_line(self) -> None:
@@ -194,10 +194,10 @@ def _read(path: Path) -> Iterator[Record]:
         if type(schema) is int and schema > SCHEMA:
             raise UsageError(
                 f"{path}, line {number} was written by a newer gradfree: its schema is {schema}, this one knows "
-                f"{SCHEMA}. Use that gradfree, or name another folder by --out; the file stays as it is."
+                f"{SCHEMA}. Use that gradfree, or choose another folder with --out; the file is not changed."
             )
         if not known or schema != SCHEMA:
-            raise UsageError(f"{path}, line {number} is no record: delete the line.")
+            raise UsageError(f"{path}, line {number} is not a record: delete the line.")
         yield record
 
 

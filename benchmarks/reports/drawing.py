@@ -25,11 +25,11 @@ _THEME: dict[str, Any] = {
     "title": {"anchor": "start"},
 }
 
-Looks = Mapping[str, tuple[str, str]]
+Styles = Mapping[str, tuple[str, str]]
 """Color and shape of each label."""
 
 
-def looks(charts: Iterable[Chart]) -> Looks:
+def styles(charts: Iterable[Chart]) -> Styles:
     """Return a color and a shape for each label in ``charts``."""
     labels = dict.fromkeys(label for chart in charts for label in chart.points["label"])
     return {label: (COLORS[n % len(COLORS)], SHAPES[n % len(SHAPES)]) for n, label in enumerate(labels)}
@@ -37,27 +37,27 @@ def looks(charts: Iterable[Chart]) -> Looks:
 
 # Altair's repeated checks against Vega-Lite's schema are slow; a test does the check.
 @debug_mode(False)
-def spec(chart: Chart, looks: Looks) -> dict[str, Any]:
+def spec(chart: Chart, styles: Styles) -> dict[str, Any]:
     """Return a chart's Vega-Lite specification, as wide as its container; a click on the legend filters."""
     shown = alt.selection_point(name="shown", fields=["label"], bind="legend")
-    return _drawn(chart, looks, shown).configure(**_THEME).to_dict(validate=False)
+    return _drawn(chart, styles, shown).configure(**_THEME).to_dict(validate=False)
 
 
-def _drawn(chart: Chart, looks: Looks, shown: alt.Parameter) -> alt.LayerChart:
+def _drawn(chart: Chart, styles: Styles, shown: alt.Parameter) -> alt.LayerChart:
     named = chart.y.kind == "names"
     subtitle = [f"grey: {what}" for what in chart.band] + [f"dotted: {what}" for what in chart.rules]
     subtitle += [f"ringed: {chart.ringed}"] if chart.ringed else []
     title = alt.TitleParams(chart.title, subtitle="; ".join(subtitle))
-    layers = list(_layers(chart, looks, shown))
+    layers = list(_layers(chart, styles, shown))
     return alt.LayerChart(layer=layers, title=title, width="container", height=alt.Step(22) if named else _HEIGHT)
 
 
-def _layers(chart: Chart, looks: Looks, shown: alt.Parameter) -> Iterator[alt.Chart]:
+def _layers(chart: Chart, styles: Styles, shown: alt.Parameter) -> Iterator[alt.Chart]:
     """Yield the chart's layers, from back to front."""
     points = _within(_within(chart.points, "x", chart.x), "y", chart.y)
     x, y = _channel(alt.X, "x", chart.x, points), _channel(alt.Y, "y", chart.y, points)
     labels = points["label"].unique(maintain_order=True).to_list()
-    colors, shapes = zip(*(looks[label] for label in labels), strict=True) if labels else ((), ())
+    colors, shapes = zip(*(styles[label] for label in labels), strict=True) if labels else ((), ())
     legend: dict[str, Any] = {"sort": None} | ({} if len(labels) > 1 else {"legend": None})
     color = alt.Color("label:N", scale=alt.Scale(domain=labels, range=colors), **legend)
     shape = alt.Shape("label:N", scale=alt.Scale(domain=labels, range=shapes), **legend)

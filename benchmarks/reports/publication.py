@@ -10,7 +10,7 @@ import vl_convert
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from gradfree.benchmarks.reports.drawing import looks, spec
+from gradfree.benchmarks.reports.drawing import spec, styles
 from gradfree.benchmarks.reports.report import SuiteReport, is_prose
 from gradfree.cli import UsageError
 
@@ -26,7 +26,7 @@ def page(report: SuiteReport) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    known = looks(report.charts)
+    known = styles(report.charts)
     charts = [[spec(chart, known) for chart in section.drawn] for section in report.sections]
     answers = [(section, report.sections.index(section)) for section in report.answers]
     return environment.get_template(_TEMPLATE.name).render(
@@ -60,7 +60,7 @@ def publish(report: SuiteReport, folder: Path) -> list[Path]:
             written = _write(report, Path(temporary))
             return [file.replace(folder / file.name) for file in written]
     except OSError as error:
-        raise UsageError(f"no report can be written to {folder}: {error.strerror}. Records are kept.") from error
+        raise UsageError(f"cannot write the report to {folder}: {error.strerror}. Records are kept.") from error
 
 
 def _write(report: SuiteReport, folder: Path) -> list[Path]:

@@ -26,7 +26,7 @@ PlannedCases = Callable[[Mapping[str, Record]], Iterable[Case | None]]
 """Yields all cases, given the records so far by case id; ``None`` for a case that depends on missing records."""
 
 
-def loader_in(data: str | None) -> str | None:
+def parse_data(data: str | None) -> str | None:
     """Return ``data`` if it is ``module:function``, the loader for the user's model; else set the data folder to it."""
     if data is None or names_a_function(data):
         return data
@@ -35,7 +35,7 @@ def loader_in(data: str | None) -> str | None:
     return None
 
 
-def devices_in(names: str) -> tuple[str, ...]:
+def parse_devices(names: str) -> tuple[str, ...]:
     """Return the devices that ``names`` lists, separated by commas.
 
     Raises:
@@ -80,7 +80,7 @@ class Shard:
         numbers = re.fullmatch(r"(\d+)/(\d+)", text)
         shard = cls(*map(int, numbers.groups())) if numbers else cls(0, 0)
         if not 1 <= shard.number <= shard.count:
-            raise UsageError(f"--shard counts from 1: 1/4, 2/4, 3/4 and 4/4, say, not {text}.")
+            raise UsageError(f"--shard must be a share such as 1/4, 2/4, 3/4 or 4/4, not {text}.")
         return shard
 
     def __str__(self) -> str:
@@ -142,7 +142,7 @@ def run_cases(planned: PlannedCases, file: RecordFile, executor: Executor, retry
             with closing(executor.run(list(running.values()))) as outcomes:
                 for record in outcomes:
                     if record["case"] not in running:
-                        raise UsageError("code was changed while it was run; start the command again.")
+                        raise UsageError("the code was changed during the run; start the command again.")
                     file.append(record)
                     records[record["case"]] = record
                     finished.add(record["case"])

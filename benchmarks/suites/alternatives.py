@@ -10,7 +10,7 @@ from gradfree.benchmarks.records.case import Row
 from gradfree.benchmarks.suites.forward_only import DFA, FA, FOTON, MNIST, PEPITA
 from gradfree.benchmarks.suites.rows import BACKPROP, iterated
 from gradfree.benchmarks.tables.experiment import Suite
-from gradfree.benchmarks.tables.published import Beside, Claim, Published
+from gradfree.benchmarks.tables.published import Claim, Published, WithPublished
 from gradfree.benchmarks.tasks.catalogue import TINYSHAKESPEARE
 from gradfree.benchmarks.tasks.task import Task
 from gradfree.benchmarks.training.comparison import Comparison
@@ -84,7 +84,7 @@ _SHORT = "short trainings on 20,000 images, against full ones"
 
 ALTERNATIVES: Suite = (
     _ON_MNIST,
-    Beside(
+    WithPublished(
         _ON_MNIST,
         _biotorch(
             "MNIST, SGD",
@@ -96,7 +96,7 @@ ALTERNATIVES: Suite = (
         ),
     ),
     _ON_CIFAR10,
-    Beside(
+    WithPublished(
         _ON_CIFAR10,
         _biotorch(
             "CIFAR-10, Adam",

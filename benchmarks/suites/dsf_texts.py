@@ -10,7 +10,7 @@ from gradfree.benchmarks.data.text import Text
 from gradfree.benchmarks.records.case import Row
 from gradfree.benchmarks.suites.rows import BACKPROP, DSF, DSF_GATE, TRUNCATED
 from gradfree.benchmarks.tables.experiment import Suite
-from gradfree.benchmarks.tables.published import Beside, Claim, Published
+from gradfree.benchmarks.tables.published import Claim, Published, WithPublished
 from gradfree.benchmarks.tasks.metrics import perplexity
 from gradfree.benchmarks.tasks.schedules import AdamTask
 from gradfree.benchmarks.tasks.task import Score, Task
@@ -26,7 +26,7 @@ def _rows(task: Task) -> tuple[Row, ...]:
 def _suite(tasks: tuple[Task, ...], *differs: str, rates: tuple[float, ...] = ()) -> Suite:
     """Return a comparison on each task, each followed by the same beside the paper's claims."""
     comparisons = (Comparison(task, _rows(task), learning_rates=rates) for task in tasks)
-    return tuple(part for one in comparisons for part in (one, Beside(one, _published(one.task.score, differs))))
+    return tuple(part for one in comparisons for part in (one, WithPublished(one, _published(one.task.score, differs))))
 
 
 def _published(score: Score, differs: tuple[str, ...]) -> Published:

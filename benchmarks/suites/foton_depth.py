@@ -11,7 +11,7 @@ from dataclasses import replace
 from gradfree.benchmarks.data.images import Images
 from gradfree.benchmarks.suites.forward_only import CIFAR10, COLD, PEPITA, ROWS, WARM
 from gradfree.benchmarks.tables.experiment import Suite
-from gradfree.benchmarks.tables.published import Beside, Claim, Published
+from gradfree.benchmarks.tables.published import Claim, Published, WithPublished
 from gradfree.benchmarks.tasks.catalogue import DIGITS
 from gradfree.benchmarks.tasks.metrics import fine_accuracy
 from gradfree.benchmarks.tasks.schedules import ConstantSGDTask
@@ -54,7 +54,7 @@ def _sweep(task: ConstantSGDTask, *depths: int, rates: tuple[float, ...] = _RATE
 
 def _compared(sweeps: tuple[DepthSweep, ...], *differs: str) -> Suite:
     """Return the sweeps, each followed by the same beside the abstract's claims."""
-    return tuple(part for sweep in sweeps for part in (sweep, Beside(sweep, _published(sweep, differs))))
+    return tuple(part for sweep in sweeps for part in (sweep, WithPublished(sweep, _published(sweep, differs))))
 
 
 def _published(sweep: DepthSweep, differs: tuple[str, ...]) -> Published:

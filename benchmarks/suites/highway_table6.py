@@ -13,7 +13,7 @@ from gradfree.benchmarks.data.text import Text
 from gradfree.benchmarks.records.case import Row
 from gradfree.benchmarks.suites.rows import BACKPROP, iterated, label_of
 from gradfree.benchmarks.tables.experiment import Suite
-from gradfree.benchmarks.tables.published import Beside, Claim, Published
+from gradfree.benchmarks.tables.published import Claim, Published, WithPublished
 from gradfree.benchmarks.tasks.metrics import digit_accuracy, perplexity
 from gradfree.benchmarks.tasks.schedules import AdamTask
 from gradfree.benchmarks.tasks.task import Score
@@ -104,7 +104,7 @@ def _trained(comparison: Comparison, column: str, ascending: Mapping[str, tuple[
         claims=tuple(Claim(says, column, rows) for says, rows in ascending.items()),
         differs=differs,
     )
-    return comparison, Beside(comparison, published)
+    return comparison, WithPublished(comparison, published)
 
 
 def _convergence(*counts: int) -> dict[str, tuple[str, ...]]:
@@ -124,7 +124,7 @@ _NOT_103 = "WikiText-2 for WikiText-103"
 
 HIGHWAY_BP_TABLE6_SMALL: Suite = (
     _SMALL_STEPS,
-    Beside(_SMALL_STEPS, _SMALL_TABLE),
+    WithPublished(_SMALL_STEPS, _SMALL_TABLE),
     *_trained(
         Comparison(_CHARACTERS, _rows(BACKPROP, 0, 1, 2, 5)),
         _PER_CHARACTER,

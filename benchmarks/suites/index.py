@@ -118,5 +118,5 @@ def suite_by(name: str) -> Suite:
     """
     suite = Imported.find(name).result()
     if not (isinstance(suite, tuple) and suite and all(isinstance(e, Experiment) for e in suite)):
-        raise UsageError(f"{name} returns no suite, which is a tuple of experiments: (Comparison(task, rows),), say.")
+        raise UsageError(f"{name} returns no suite: return a tuple of experiments, such as (Comparison(task, rows),).")
     return suite

@@ -71,7 +71,7 @@ def listed(names: Paths) -> list[Any]:
 
 
 @dataclass(frozen=True)
-class KeptRun:
+class RunRequest:
     """The request of a run, stored beside its records.
 
     Attributes:
@@ -102,13 +102,13 @@ class KeptRun:
         words = re.sub(r"[^\w.]+", "-", names if isinstance(names, str) else "-".join(names)).strip("-.")
         return Path("results", f"{words[:40]}-{digest}")
 
-    def keep(self, folder: Path) -> None:
+    def save(self, folder: Path) -> None:
         """Write the request to ``folder``."""
         content = {"name": self.name, "command": self.command, "suite": self.suite, **self._swept}
         (folder / _FILE).write_text(json.dumps(content, indent=1), encoding="utf-8")
 
     @classmethod
-    def of(cls, folder: Path) -> KeptRun | None:
+    def load(cls, folder: Path) -> RunRequest | None:
         """Return the request stored in ``folder``; ``None`` if there is none.
 
         Raises:
@@ -122,7 +122,7 @@ class KeptRun:
             sweep = Sweep(**content.pop("sweep"))
             return cls(sweep, **content)
         except (ValueError, TypeError, KeyError, AttributeError) as error:
-            raise UsageError(f"{file} is no run: {error}.") from error
+            raise UsageError(f"{file} is not the file of a run: {error}.") from error
 
 
 def command_of(flags: dict[str, Any]) -> str:

@@ -18,8 +18,8 @@ from gradfree.benchmarks.suites.foton_depth import CIFAR100
 from gradfree.benchmarks.suites.index import SUITES, suite_by
 from gradfree.benchmarks.suites.long_sequences import LONG_TASKS
 from gradfree.benchmarks.suites.rows import BACKPROP
-from gradfree.benchmarks.sweeps.axes import KeptRun, Names, Sweep, listed
-from gradfree.benchmarks.sweeps.trainable import checked
+from gradfree.benchmarks.sweeps.axes import Names, RunRequest, Sweep, listed
+from gradfree.benchmarks.sweeps.trainable import check_trainable
 from gradfree.benchmarks.tables.experiment import Suite
 from gradfree.benchmarks.tasks import catalogue
 from gradfree.benchmarks.tasks.catalogue import DIGITS
@@ -42,15 +42,15 @@ _EVALUATIONS = 20
 _Number = TypeVar("_Number", int, float)
 
 
-def comparisons_of(asked: KeptRun) -> Suite:
+def comparisons_of(request: RunRequest) -> Suite:
     """Return the suite that a run requests."""
-    if asked.sweep.named or not asked.suite:
-        return suite_of(asked.sweep, asked.loader)
-    if names_a_function(asked.suite):
-        return suite_by(asked.suite)
-    if asked.suite not in SUITES:
-        raise UsageError(no_such("suite", asked.suite, SUITES))
-    return SUITES[asked.suite]
+    if request.sweep.named or not request.suite:
+        return suite_of(request.sweep, request.loader)
+    if names_a_function(request.suite):
+        return suite_by(request.suite)
+    if request.suite not in SUITES:
+        raise UsageError(no_such("suite", request.suite, SUITES))
+    return SUITES[request.suite]
 
 
 def suite_of(sweep: Sweep, loader: str | None = None) -> Suite:
@@ -64,7 +64,7 @@ def suite_of(sweep: Sweep, loader: str | None = None) -> Suite:
         UsageError: unknown names, contradictory options, or an impossible combination.
     """
     if sweep.steps is not None and sweep.seconds is not None:
-        raise UsageError("--steps and --seconds are two budgets: give one.")
+        raise UsageError("--steps and --seconds cannot be combined: give one of them.")
     for name, value in ("steps", sweep.steps), ("seconds", sweep.seconds):
         if value is not None and value <= 0:
             raise UsageError(f"--{name} must be above 0, not {value}.")
@@ -91,41 +91,41 @@ def _tasks(sweep: Sweep, loader: str | None) -> Iterator[Task]:
         "depth": _numbers("depth", sweep.depth, int),
         "dtype": dtypes,
     }
-    for task in _modelled(sweep, loader):
+    for task in _with_all_models(sweep, loader):
         for values in product(*(axis or (None,) for axis in axes.values())):
             chosen = {axis: value for axis, value in zip(axes, values, strict=True) if value is not None}
-            yield checked(_varied(_budgeted(sweep, task), chosen))
+            yield check_trainable(_with_axes(_with_budget(sweep, task), chosen))
 
 
-def _modelled(sweep: Sweep, loader: str | None) -> Iterator[Task]:
+def _with_all_models(sweep: Sweep, loader: str | None) -> Iterator[Task]:
     """Yield each task with each model and each combination of its options."""
     models = with_options(sweep.model)
     own = [name for name in models if names_a_function(name)]
     if sweep.loss and not loader:
-        raise UsageError("--loss goes with --data module:function; --tasks have their losses.")
+        raise UsageError("--loss needs --data module:function; tasks have their own losses.")
     if sweep.chains and not own:
-        raise UsageError("--chains is for a model of your own: --model module:function.")
+        raise UsageError("--chains needs a model of yours: --model module:function.")
     if own and not loader and not sweep.tasks:
-        raise UsageError(f"--model {own[0]} goes with --data module:function, or with --tasks {DIGITS.name}, say.")
+        raise UsageError(f"--model {own[0]} needs --data module:function, or a task such as --tasks {DIGITS.name}.")
     if loader:
         if sweep.tasks or not own or len(own) < len(models):
             raise UsageError(
-                f"--data {loader} is for a model of your own, --model module:function, without other models. "
-                "--tasks have their data."
+                f"--data {loader} needs a model of yours, --model module:function, and no other models. "
+                "Tasks have their own data."
             )
         for name in own:
             for options in _combinations(models[name]):
                 task = own_task(name, options, loader, sweep.loss, listed(sweep.chains) or None)
                 yield replace(task, name=_label(name, options))
         return
-    for task in _named(sweep.tasks):
+    for task in _named_tasks(sweep.tasks):
         yield from _with_models(task, models, tuple(listed(sweep.chains)) or None)
 
 
-def _named(tasks: Names) -> Iterator[Task]:
+def _named_tasks(tasks: Names) -> Iterator[Task]:
     names = with_options(tasks)
     if not names:
-        raise UsageError(f"name the tasks, of {', '.join(TASKS)}: --tasks {DIGITS.name}, say.")
+        raise UsageError(f"no task is given: use --tasks {DIGITS.name}, for example. Tasks: {', '.join(TASKS)}.")
     for name, options in names.items():
         if name not in TASKS:
             raise UsageError(f"{no_such('task', name, TASKS)} Data of yours: --model, --data module:function.")
@@ -156,7 +156,7 @@ def _label(name: str, options: Mapping[str, Any]) -> str:
     return " ".join([name, *(f"{option}={value}" for option, value in options.items())]).strip()
 
 
-def _budgeted(sweep: Sweep, task: Task) -> Task:
+def _with_budget(sweep: Sweep, task: Task) -> Task:
     evaluations = 0 if sweep.target is None else _EVALUATIONS
     return replace(task, steps=sweep.steps or task.steps, seconds=sweep.seconds, evaluations=evaluations)
 
@@ -235,7 +235,7 @@ def _data_options(task: Task, parameters: Sequence[str]) -> dict[str, Any]:
     return {name: facts[name] for name in _OF_THE_DATA if name in facts and name in parameters}
 
 
-def _varied(task: Task, chosen: Mapping[str, Any]) -> Task:
+def _with_axes(task: Task, chosen: Mapping[str, Any]) -> Task:
     """Return ``task`` with the ``chosen`` values of some axes, which are added to its name."""
     for axis, value in chosen.items():
         task = _VARIATIONS[axis](task, value)
@@ -245,9 +245,7 @@ def _varied(task: Task, chosen: Mapping[str, Any]) -> Task:
 def _with_length(task: Task, length: int) -> Task:
     if not (is_dataclass(task.data) and any(f.name == "length" for f in fields(task.data))):
         able = [name for name, t in TASKS.items() if hasattr(t.data, "length")]
-        raise UsageError(
-            f"the task {task.name!r} has no --length that can be varied; those that have: {', '.join(able)}."
-        )
+        raise UsageError(f"the task {task.name!r} has no --length; tasks that have one: {', '.join(able)}.")
     options = {**task.options, "context": length} if "context" in task.options else task.options
     return replace(task, data=replace(task.data, length=length), options=options)
 

@@ -13,7 +13,7 @@ from gradfree.cli import UsageError
 from gradfree.wording import one
 
 
-def checked(task: Task) -> Task:
+def check_trainable(task: Task) -> Task:
     """Return ``task`` if its model accepts its data.
 
     Raises:
@@ -41,12 +41,12 @@ def checked(task: Task) -> Task:
             cause = f"the model returns {one(type(outputs).__name__)}, not a tensor, and the loss fails with {error!r}"
         raise UsageError(f"{what} cannot be trained on these data: {cause}") from error
     if loss.numel() != 1:
-        raise UsageError(f"{what} cannot be trained: its loss is no single number, but of shape {tuple(loss.shape)}.")
+        raise UsageError(f"{what} cannot be trained: its loss is not a scalar, but has shape {tuple(loss.shape)}.")
     # Some models accept NaN inputs.
     if len(strange) and not loss.isfinite():
         raise UsageError(
             f"{what} cannot be trained: {len(strange)} of {count} training examples have numbers that are NaN or "
-            "infinite, and so is the loss on them. Mend them or leave them out."
+            "infinite, and so is the loss on them. Correct or remove these examples."
         )
     return task
 

@@ -16,7 +16,7 @@ class Experiment(ABC):
     """One comparison of a suite."""
 
     @property
-    def tries(self) -> int:
+    def trials_per_row(self) -> int:
         """Number of trials that each training case depends on: the first case on the first ``tries``, and so on."""
         return 0
 
@@ -70,11 +70,11 @@ def grouped_cases(
     """
     for p, experiment in enumerate(suite):
         for n, case in enumerate(experiment.trials(device)):
-            yield (p, n // experiment.tries), case
+            yield (p, n // experiment.trials_per_row), case
     for seed in range(seeds):
         for p, experiment in enumerate(suite):
             for n, awaited in enumerate(experiment.training(seed, device, records)):
-                yield (p, n) if experiment.tries else (p, n, seed), awaited
+                yield (p, n) if experiment.trials_per_row else (p, n, seed), awaited
     for p, experiment in enumerate(suite):
         for n, case in enumerate(experiment.timing(device)):
             yield (p, n, "timing"), case

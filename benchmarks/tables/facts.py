@@ -111,13 +111,6 @@ class Estimate:
         """Distance from the value to the farther end of the interval, as a share of the value."""
         return max(self.high - self.value, self.value - self.low) / self.value
 
-    def __neg__(self) -> Estimate:
-        return Estimate(-self.value, -self.high, -self.low, self.n)
-
-    def __truediv__(self, other: Estimate) -> Estimate:
-        """Return the ratio of two independent estimates, with the widest interval that their ends allow."""
-        return Estimate(self.value / other.value, self.low / other.high, self.high / other.low)
-
 
 def pareto_front(costs: Mapping[str, Estimate], is_better: Callable[[str, str], bool]) -> list[str]:
     """Return the rows that are better than every cheaper row of the front, cheapest first.
@@ -189,7 +182,7 @@ def run_fact(metric: str, unit: str, value: float, seed: int, **context: Any) ->
 def means(found: pl.DataFrame) -> pl.DataFrame:
     """Return the means of single runs' facts over seeds, with intervals."""
     groups = found.filter(pl.col("seed").is_not_null()).group_by(*_WHERE, *_WHO, *_WHAT, maintain_order=True)
-    return table(_of_runs(row, Estimate.of) for row in _rows(groups.agg("value")))
+    return table(_summarized(row, Estimate.of) for row in _rows(groups.agg("value")))
 
 
 def differences(found: pl.DataFrame, metric: str, references: Mapping[str, str]) -> pl.DataFrame:
@@ -206,7 +199,7 @@ def differences(found: pl.DataFrame, metric: str, references: Mapping[str, str])
         *_WHERE, *_WHO, *_WHAT, "reference", maintain_order=True
     )
     return table(
-        _of_runs(row | {"metric": difference_to(row.pop("reference"), metric)}, Estimate.of_differences)
+        _summarized(row | {"metric": difference_to(row.pop("reference"), metric)}, Estimate.of_differences)
         for row in _rows(groups.agg(pl.col("value") - pl.col("value_right")))
     )
 
@@ -216,7 +209,7 @@ def difference_to(reference: str, metric: str) -> str:
     return f"{metric}, difference to {reference}"
 
 
-def _of_runs(group: dict[str, Any], estimated: Callable[[Sequence[float]], Estimate]) -> Fact:
+def _summarized(group: dict[str, Any], estimated: Callable[[Sequence[float]], Estimate]) -> Fact:
     """Return the fact that summarizes the values of a group of runs."""
     values = group.pop("value")
     return fact(estimate=estimated(values), **group)

@@ -57,7 +57,7 @@ class Published:
 
 
 @dataclass(frozen=True)
-class Beside(Experiment):
+class WithPublished(Experiment):
     """An experiment's figures beside published ones; the suite also has the experiment by itself.
 
     Attributes:

@@ -125,8 +125,8 @@ def _digest(loader: Imported) -> str:
     if examples_digest(_seeded_splits(loader)) == digest:
         return digest
     print(
-        f"{loader.name} returns other examples each time: a change to the data will not be noticed, and finished cases "
-        "are kept until its code changes. Draw random numbers from a seed.",
+        f"{loader.name} returns different examples in each call, so a change of the data cannot be noticed: finished "
+        "cases are kept until its code changes. Use a seed for random numbers.",
         file=sys.stderr,
     )
     return ""
@@ -140,9 +140,7 @@ def _load(loader: Imported) -> tuple[Data, str]:
         raise UsageError(f"{loader.name} returns a source without examples.")
     data = Data(*_hold_out(splits["train"])) if len(splits) == 1 else Data(**_with_last_tenth(splits))
     if not len(data.train.inputs):
-        raise UsageError(
-            f"{loader.name} returns too few examples: nothing is left to train on beside what is held out."
-        )
+        raise UsageError(f"{loader.name} returns too few examples: all are held out, and none is left for training.")
     return data, examples_digest(splits)
 
 

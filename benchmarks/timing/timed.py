@@ -256,7 +256,7 @@ class Timings(Experiment):
         """Return the facts' columns that identify the step recorded as ``label``."""
         name = self.timed.display_names.get(label, label)
         row = self._rows.get(label)
-        return row.named if row else {"row": name, "series": name, "k": None}
+        return row.fact_columns if row else {"row": name, "series": name, "k": None}
 
     @property
     def _rows(self) -> dict[str, Row]:
@@ -331,7 +331,7 @@ class Timings(Experiment):
             return (
                 "; ".join(f"{at}: {words}" if len(speeds) > 1 else words for at, words in speeds.items()) or "not timed"
             )
-        engines = {row.named["row"] for row in self.rows} or {label for _, label in own}
+        engines = {row.fact_columns["row"] for row in self.rows} or {label for _, label in own}
         known = {label: ratio for (_, label), ratio in own.items() if label in engines and label != baseline}
         if not known:
             return "failed"

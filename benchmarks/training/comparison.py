@@ -30,7 +30,7 @@ from gradfree.benchmarks.training.outcomes import (
     loss_facts,
     run_facts,
     score_in,
-    scored,
+    score_metric,
     setup_facts,
     sizes,
 )
@@ -54,6 +54,11 @@ class Training(Case):
     scored: ClassVar[tuple[str, ...]] = ("validation", "test")
     task: Task
     row: Row
+
+    @property
+    def topic(self) -> str:
+        """The task's name."""
+        return self.task.name
 
     @property
     def subject(self) -> str:
@@ -157,10 +162,9 @@ class Comparison(Experiment):
     rates: Mapping[str, float] = field(default_factory=dict)
     trained: ClassVar[type[Training]] = Training
     is_timed: ClassVar[bool] = True
-    summary: ClassVar[type[Summary]] = Summary
 
     @property
-    def tries(self) -> int:
+    def trials_per_row(self) -> int:
         """Number of trials that each row's training depends on."""
         return len(self.learning_rates)
 
@@ -214,21 +218,21 @@ class Comparison(Experiment):
         where = {"task": self.task.name, "device": device, "threads": environment["threads"]}
         known = list(setup_facts(self.task, self.learning_rates, trained, **where))
         for (row, rate, runs), cost in zip(found, costs, strict=True):
-            who = {**where, **row.named}
+            who = {**where, **row.fact_columns}
             known += [
                 *run_facts(self.task, runs, rate, **who),
                 *cost_facts(cost, {**costs[0], "label": baseline}, **who),
             ]
             known += [*defaults_facts(row, runs, **who), *loss_facts(runs, **who), *aligned_facts(runs, **who)]
         single = table(known)
-        name = scored(self.task)
+        name = score_metric(self.task)
         references = dict.fromkeys((row.name for row in self.rows), baseline)
         facts = pl.concat([single, means(single), differences(single, name, references)])
         return pl.concat([facts, front_facts(self.task, facts, baseline)])
 
     def section(self, facts: pl.DataFrame) -> Section:
         """Return the section with the table of the rows, their verdicts, and charts of scores and gradients."""
-        return self.summary(self.task, self.learning_rates, facts).section
+        return Summary(self.task, self.learning_rates, facts).section
 
     def _trials(self, row: Row, device: str) -> list[Trial]:
         tasks = [replace(self.task, learning_rate=rate) for rate in self.learning_rates]

@@ -35,7 +35,15 @@ from gradfree.benchmarks.tables.frames import pl
 from gradfree.benchmarks.tables.section import Section
 from gradfree.benchmarks.tasks.task import Task
 from gradfree.benchmarks.training.comparison import Comparison, Training
-from gradfree.benchmarks.training.outcomes import COSINE, FAILED, RATE, defaults_facts, run_facts, scored, setup_facts
+from gradfree.benchmarks.training.outcomes import (
+    COSINE,
+    FAILED,
+    RATE,
+    defaults_facts,
+    run_facts,
+    score_metric,
+    setup_facts,
+)
 from gradfree.benchmarks.training.summary import Summary
 from gradfree.orthogonal.weights import drift, is_matrix, weights_of
 
@@ -57,7 +65,7 @@ class DepthSummary(Summary):
 
     @property
     def _columns(self) -> list[Column]:
-        figures = Figure(scored(self.task), "{value:.2f} ± {margin:.2f}"), Figure(COSINE)
+        figures = Figure(score_metric(self.task), "{value:.2f} ± {margin:.2f}"), Figure(COSINE)
         return [Column(f"{depth:g}", figures, {"setting": setting}) for depth, setting in self.depths.items()]
 
     @cached_property
@@ -72,7 +80,7 @@ class DepthSummary(Summary):
     @property
     def _seeds(self) -> int:
         return max(
-            int(failed.value) + self.known(scored(self.task), row).get(depth, Estimate()).n
+            int(failed.value) + self.known(score_metric(self.task), row).get(depth, Estimate()).n
             for row in self.rows
             for depth, failed in self.known(FAILED, row).items()
         )
@@ -103,7 +111,7 @@ class DepthSummary(Summary):
             return "the baseline"
         score, reference = self.task.score, self.references[row]
         depths: defaultdict[str, list[str]] = defaultdict(list)
-        for depth, difference in self.known(difference_to(reference, scored(self.task)), row).items():
+        for depth, difference in self.known(difference_to(reference, score_metric(self.task)), row).items():
             outcome, figures = verdict.change(difference, score.higher_is_better)
             counts = figures and outcome not in (verdict.SAME, verdict.FEW)
             depths[outcome].append(f"{depth:g} ({figures})" if counts else f"{depth:g}")
@@ -125,7 +133,7 @@ class DepthSummary(Summary):
     def _answer(self) -> str:
         """Return which row has the best score in the deepest network."""
         score, setting = self.task.score, list(self.depths.values())[-1]
-        scores = estimates(self.facts, metric=scored(self.task), setting=setting)
+        scores = estimates(self.facts, metric=score_metric(self.task), setting=setting)
         if len(scores) < 2:
             return ""
         best = max(scores, key=lambda row: score.goodness(scores[row].value))
@@ -133,7 +141,7 @@ class DepthSummary(Summary):
         answer += f", {scores[best].value:.2f} {score.unit}"
         if best not in self.references:
             return f"{answer}."
-        metric = difference_to(self.references[best], scored(self.task))
+        metric = difference_to(self.references[best], score_metric(self.task))
         difference = estimates(self.facts, metric=metric, setting=setting).get(best, Estimate())
         words = verdict.score(score.name, difference, score.higher_is_better)
         return f"{answer}; beside {self.references[best]}: {words}."
@@ -141,7 +149,7 @@ class DepthSummary(Summary):
     def _charts(self) -> Iterator[Chart]:
         """Yield charts of the score by depth, and of the deepest network's alignment by layer after training."""
         where = f"{self.task.name} ({self.task.options.get('activation', 'tanh')}), {self.facts['device'][0]}"
-        name, axis, score = self.task.score.name, score_axis("test", self.task.score), Figure(scored(self.task))
+        name, axis, score = self.task.score.name, score_axis("test", self.task.score), Figure(score_metric(self.task))
         (first, *more), deepest = self.depths, list(self.depths)[-1]
         if more:
             found, depth = points(self.facts, "at", score, "row"), Axis("hidden layers (count)", "counts")
@@ -210,7 +218,7 @@ class DepthSweep(Experiment):
         return {depth: _Layerwise(task, self.rows, self.learning_rates) for depth, task in tasks.items()}
 
     @property
-    def tries(self) -> int:
+    def trials_per_row(self) -> int:
         """Number of trials that each training run depends on."""
         return len(self.learning_rates)
 
@@ -244,7 +252,7 @@ class DepthSweep(Experiment):
                 ]
         about = setup_facts(self.task, self.learning_rates, runs, task=self.task.name, device=device)
         single = table([*about, *known] if runs else [])
-        return pl.concat([single, means(single), differences(single, scored(self.task), self.references)])
+        return pl.concat([single, means(single), differences(single, score_metric(self.task), self.references)])
 
     @property
     def references(self) -> dict[str, str]:

@@ -88,7 +88,7 @@ def setup_words(task: Task, facts: pl.DataFrame) -> str:
     return f"{words}." + (f" Default options: {'; '.join(own)}." if own else "")
 
 
-def scored(task: Task, split: str = "test") -> str:
+def score_metric(task: Task, split: str = "test") -> str:
     """Return the name of a score as a metric."""
     return f"{split} {task.score.name}"
 
@@ -107,12 +107,12 @@ def run_facts(
     yield fact(FAILED, "1", failed, note="; ".join(errors), **who)
     yield fact(RATE, "1", learning_rate, **who)
     if failed and failed == len(runs):
-        yield fact(scored(task), task.score.unit, note=_FAILED, **who)
+        yield fact(score_metric(task), task.score.unit, note=_FAILED, **who)
     for run in runs:
         if not error_of(run):
             seed, results = run["seeds"][0], run["results"]
             for split in ("validation", "test"):
-                yield run_fact(scored(task, split), task.score.unit, score_in(results, split), seed, **who)
+                yield run_fact(score_metric(task, split), task.score.unit, score_in(results, split), seed, **who)
             if probes := results["fidelity"]:
                 yield run_fact(COSINE, "1", fmean(map(cosine, probes)), seed, **who)
 
@@ -128,7 +128,7 @@ def loss_facts(runs: Sequence[Record], /, **who: Any) -> Iterator[Fact]:
 def front_facts(task: Task, facts: pl.DataFrame, baseline: str) -> pl.DataFrame:
     """Return for each row whether it is on the Pareto front of step time and score, by differences seed by seed."""
     goodness: defaultdict[str, dict[int, float]] = defaultdict(dict)
-    for run in facts.filter(pl.col("seed").is_not_null(), metric=scored(task)).iter_rows(named=True):
+    for run in facts.filter(pl.col("seed").is_not_null(), metric=score_metric(task)).iter_rows(named=True):
         goodness[run["row"]][run["seed"]] = task.score.goodness(run["value"])
     known = [row for row, seeds in goodness.items() if all(map(isfinite, seeds.values()))]
     ratios = estimates(facts, metric=STEP, unit=times(baseline))

@@ -16,7 +16,7 @@ from gradfree.benchmarks.tables.section import Section
 from gradfree.benchmarks.tasks.task import Task
 from gradfree.benchmarks.timing.side_by_side import MEMORY, STEP, times
 from gradfree.benchmarks.training.alignment import DELTA, LEGEND, RATIO, aligned_charts
-from gradfree.benchmarks.training.outcomes import COSINE, FAILED, FRONT, LOSS, RATE, scored, setup_words
+from gradfree.benchmarks.training.outcomes import COSINE, FAILED, FRONT, LOSS, RATE, score_metric, setup_words
 
 _FAR = 10.0
 """An axis is logarithmic if the largest value is more than this many times the smallest."""
@@ -86,7 +86,7 @@ class Summary:
 
     @cached_property
     def _differences(self) -> dict[str, Estimate]:
-        return estimates(self.facts, metric=difference_to(self.baseline, scored(self.task)))
+        return estimates(self.facts, metric=difference_to(self.baseline, score_metric(self.task)))
 
     @cached_property
     def _ratios(self) -> dict[str, Estimate]:
@@ -98,7 +98,7 @@ class Summary:
 
     @cached_property
     def _scores(self) -> dict[str, Estimate]:
-        return estimates(self.facts, metric=scored(self.task))
+        return estimates(self.facts, metric=score_metric(self.task))
 
     @property
     def _seeds(self) -> int:
@@ -138,7 +138,7 @@ class Summary:
     def _columns(self) -> list[Column]:
         score, ratio = self.task.score, times(self.baseline)
         columns = [
-            column(f"test {score.name} ({score.unit})", scored(self.task), "{value:.2f} ± {margin:.2f}"),
+            column(f"test {score.name} ({score.unit})", score_metric(self.task), "{value:.2f} ± {margin:.2f}"),
             column("step time (×)", STEP, unit=ratio),
             column("quartiles", STEP, "{low:.2f}–{high:.2f}", unit=ratio),
             column("peak memory (MiB)", MEMORY, "{value:.1f}", unit="MiB"),
@@ -230,7 +230,7 @@ class Summary:
 
     def _cost_chart(self, title: str) -> Chart:
         ratio = Figure(STEP, unit=times(self.baseline))
-        found = points(self.facts, ratio, Figure(scored(self.task)))
+        found = points(self.facts, ratio, Figure(score_metric(self.task)))
         values = found["y"].to_list()
         far = not self.task.score.higher_is_better and 0.0 < _FAR * min(values) < max(values)
         exact = self._score(self.baseline)

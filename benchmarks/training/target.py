@@ -17,7 +17,7 @@ from gradfree.benchmarks.tables.section import Section
 from gradfree.benchmarks.timing.side_by_side import STEP, times
 from gradfree.benchmarks.timing.timed import Timings
 from gradfree.benchmarks.training.comparison import Comparison
-from gradfree.benchmarks.training.outcomes import scored
+from gradfree.benchmarks.training.outcomes import score_metric
 from gradfree.benchmarks.training.summary import Summary
 
 _STEPS, _TIME, _REACHED = "steps to target", "time to target", "runs at the target"
@@ -75,7 +75,7 @@ class TimeToTarget(Experiment):
         for evaluations in zip(*curves.values(), strict=True):
             at, mean = evaluations[0]["step"] + 1, fmean(evaluation["validation"] for evaluation in evaluations)
             place = {"setting": f"step {at}", "at": float(at)}
-            known.append(fact(_CURVE.format(scored(task, "validation")), task.score.unit, mean, **who, **place))
+            known.append(fact(_CURVE.format(score_metric(task, "validation")), task.score.unit, mean, **who, **place))
         if not steps or len(steps) < len(curves):
             return known, None
         in_all = Estimate.of(list(steps.values()))
@@ -90,7 +90,7 @@ class TimeToTarget(Experiment):
     def section(self, facts: pl.DataFrame) -> Section:
         """Return the section with the table of times to the target, and charts of the validation score."""
         task, baseline = self.comparison.task, self.comparison.rows[0].name
-        curve = _CURVE.format(scored(task, "validation"))
+        curve = _CURVE.format(score_metric(task, "validation"))
         ratio = times(baseline)
         ours = pl.concat(
             [

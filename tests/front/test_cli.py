@@ -106,8 +106,8 @@ def test_help(args, words, capsys):
     [
         (["--suite", "quik"], "no suite is called 'quik'; there are: quick"),
         (["--suite", "quik"], "Did you mean 'quick'?"),
-        (["--shard", "0/4"], "--shard counts from 1: 1/4, 2/4, 3/4 and 4/4, say, not 0/4"),
-        (["--shard", "half"], "--shard counts from 1"),
+        (["--shard", "0/4"], "--shard must be a share such as 1/4, 2/4, 3/4 or 4/4, not 0/4"),
+        (["--shard", "half"], "--shard must be a share"),
         (["--seeds", "0"], "--seeds must be at least 1, not 0"),
         (["--jobs", "-1"], "--jobs must be at least 1, not -1"),
         (["--seeds", "many"], "--seeds takes a whole number, not many."),
@@ -172,7 +172,7 @@ def test_a_missing_device_is_refused_before_anything_starts(name, capsys, monkey
 def test_nothing_to_report_is_an_error(capsys, tmp_path):
     code, _, err = outcome(capsys, "bench", "report", "--out", str(tmp_path))
     assert code == 2
-    assert f"{tmp_path} has no records; `gradfree bench run --out {tmp_path}` makes them." in err
+    assert f"{tmp_path} has no records; create them with `gradfree bench run --out {tmp_path}`." in err
 
 
 @pytest.mark.parametrize("missing", DRAWING)

@@ -177,8 +177,8 @@ def refusal(*command, **options):
 def test_a_plain_loop_needs_only_torch_and_numpy(bare, tmp_path):
     install(bare, source(tmp_path))
     try:
-        told = run(bare, "-c", PLAIN_LOOP, cwd=tmp_path, env=clean())
-        assert told.startswith("lightning is not installed; gradfree's extra 'lightning' installs it.")
+        printed = run(bare, "-c", PLAIN_LOOP, cwd=tmp_path, env=clean())
+        assert printed.startswith("lightning is not installed; gradfree's extra 'lightning' installs it.")
         assert "shooting" in run(bare.parent / "gradfree", "engines", cwd=tmp_path, env=clean())
         line = refusal(bare.parent / "gradfree", "bench", "report", cwd=tmp_path, env=clean())
         assert line.startswith("gradfree: error: jsonargparse is not installed; gradfree's extra 'bench' installs it.")

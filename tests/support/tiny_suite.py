@@ -1,4 +1,4 @@
-"""A benchmark suite of seconds, in a module of its own: worker processes import it."""
+"""A benchmark suite that takes seconds, in a module that worker processes can import."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def points():
 
 
 def endless():
-    """Keep a worker busy until it is killed."""
+    """Block until the worker is killed."""
     threading.Event().wait()
 
 
@@ -50,7 +50,7 @@ def points_if_there():
 
 
 def littered():
-    """Fail where it was called before, in the same process."""
+    """Fail on a second call in the same process."""
     assert not hasattr(sys, "litter")
     sys.litter = True
     return points()
@@ -91,12 +91,12 @@ def tiny_cases(seeds=1):
 
 
 def many_cases():
-    """Thirty that take next to no time."""
+    """Return thirty quick cases."""
     return [training(row, replace(TASK, steps=2), seed) for seed in range(10) for row in (PLAIN, CHAIN, HIGHWAY)]
 
 
 def fake(case, results):
-    """The id and record of a case with made-up results."""
+    """Return the id and record of a case with made-up results."""
     return case.id, {
         "schema": SCHEMA,
         "case": case.id,

@@ -1,4 +1,4 @@
-"""A user's model and data, in a module of their own."""
+"""A user's models, data and losses."""
 
 from dataclasses import dataclass
 
@@ -67,7 +67,7 @@ def build_picky():
 
 
 class Stateful(nn.Module):
-    """Goes on from the state that the batch before has left."""
+    """Starts each batch from the state at the end of the previous one."""
 
     def __init__(self):
         super().__init__()
@@ -111,7 +111,7 @@ def two():
 
 
 def spoilt():
-    """Three of the forty have numbers that are none; one more's target is fine."""
+    """Return forty training examples, three of them with NaN or infinite inputs."""
     x, y = pair()
     x[[1, 5], [0, 2]] = torch.nan
     x[7] = torch.inf

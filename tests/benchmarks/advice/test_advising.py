@@ -37,14 +37,14 @@ def test_the_answer_comes_first_and_verbose_lists_every_engine(capsys, tmp_path,
     assert "backprop:\n  note: nothing is attached" in out
     assert "foton, orthogonal_backprop, pepita:\n  problem: the model has no chain" in out
     found = json.loads((tmp_path / "advice.json").read_text())["results"]
-    told = {row["label"]: row for row in found["rows"]}
-    labels = {*told, *found["untried"], *found["failures"]}
+    rows = {row["label"]: row for row in found["rows"]}
+    labels = {*rows, *found["untried"], *found["failures"]}
     assert {"autograd", "highway_bp k=0", "fixed_point k=4", "truncated window=8"} <= labels
     assert not {"dsf feedback=gate"} & labels
     assert not found["failures"]
     assert found["advice"] in " ".join((tmp_path / "report.md").read_text().split())
-    assert told["autograd"]["ratio"] == 1.0
-    exact = [row for row in told.values() if row["label"] in ("highway_bp k=4", "deeppcr") and row["cosine"]]
+    assert rows["autograd"]["ratio"] == 1.0
+    exact = [row for row in rows.values() if row["label"] in ("highway_bp k=4", "deeppcr") and row["cosine"]]
     assert all(row["cosine"] > 1 - 1e-6 for row in exact)
 
 
@@ -63,8 +63,8 @@ def test_the_answer_comes_first_and_verbose_lists_every_engine(capsys, tmp_path,
         ),
         (
             ["user_module:build_tuple", "--data", DATA],
-            f"user_module:build_tuple cannot be trained on {DATA}: TypeError: no loss is known of outputs that are a "
-            "tuple and a target that is a Tensor: name one, --loss module:function.",
+            f"user_module:build_tuple cannot be trained on {DATA}: TypeError: there is no default loss for outputs "
+            "that are a tuple and a target that is a Tensor: give one, --loss module:function.",
         ),
     ],
 )

@@ -190,8 +190,8 @@ def test_cases_of_an_engine_by_import_path_run_again_when_its_file_changes(folde
     for case in cases((suite,), 1, "cpu", {}):
         file.append(fake(case, {})[1])
     assert "3 of 3 cases are in" in planned(folder, capsys, "--dry-run")
-    assert "anew" not in planned(folder, capsys, "--dry-run", "--seeds", "2")
+    assert "again" not in planned(folder, capsys, "--dry-run", "--seeds", "2")
     edit(folder / "own_engine.py", "# a flipped sign\n")
     said = planned(folder, capsys, "--dry-run")
-    assert "2 of 3 cases are run anew" in said
-    assert "2 of 3 cases would be run" in said
+    assert "2 of 3 cases will run again" in said
+    assert "2 of 3 cases would run" in said

@@ -100,7 +100,11 @@ def test_a_missing_set_is_an_error_before_the_run_starts(command, tmp_path, monk
         main(["bench", *command])
     assert ended.value.code == 2
     (line,) = capsys.readouterr().err.splitlines()
-    problem = "nowhere/tinyshakespeare has no parquet files" if "--data" in command else "name the folder of the sets"
+    problem = (
+        "nowhere/tinyshakespeare has no parquet files"
+        if "--data" in command
+        else "is not set to the folder of the sets"
+    )
     assert "the set tinyshakespeare is needed, but" in line
     assert problem in line
     assert "hf download --repo-type dataset karpathy/tiny_shakespeare" in line

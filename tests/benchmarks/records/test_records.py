@@ -65,7 +65,7 @@ def test_an_unreadable_or_unwritable_file_is_an_error(tmp_path, monkeypatch):
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr("gradfree.benchmarks.records.records.FileLock.acquire", refuse)
-    with pytest.raises(UsageError, match=r"cannot write to .*: Permission denied. Name another folder"):
+    with pytest.raises(UsageError, match=r"cannot write to .*: Permission denied. Choose another folder"):
         file.reserved().__enter__()
 
 
@@ -116,5 +116,5 @@ def test_the_error_names_an_invalid_line(tmp_path, line):
     file.append(record("a", {"x": 1}))
     with file.path.open("a") as raw:
         raw.write(line + "\n")
-    with pytest.raises(UsageError, match=r"records\.jsonl, line 2 is no record"):
+    with pytest.raises(UsageError, match=r"records\.jsonl, line 2 is not a record"):
         file.read()

@@ -12,7 +12,7 @@ from places import RESULTS
 from report_records import RECORDS, chart, committed
 from tiny_suite import SUITE
 
-from gradfree.benchmarks.reports.drawing import looks, spec
+from gradfree.benchmarks.reports.drawing import spec, styles
 from gradfree.benchmarks.reports.report import sections
 
 WITHOUT_UNIT = {
@@ -34,14 +34,14 @@ def published():
     found = []
     for name in sorted(path.parent.name for path in RESULTS.glob("*/records.jsonl")):
         charts = committed(name).charts
-        known = looks(charts)
+        known = styles(charts)
         found += [(name, chart.title, spec(chart, known)) for chart in charts]
     return found
 
 
 def drawn(chart):
     """Return the specification of a single chart."""
-    return spec(chart, looks([chart]))
+    return spec(chart, styles([chart]))
 
 
 def channels(spec, name):

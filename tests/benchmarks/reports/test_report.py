@@ -191,7 +191,7 @@ def test_a_report_that_cannot_be_written_does_not_change_the_old_one(tmp_path, m
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr("polars.DataFrame.write_parquet", full)
-    with pytest.raises(UsageError, match=r"no report can be written to .*: No space left on device\. Records are kept"):
+    with pytest.raises(UsageError, match=r"cannot write the report to .*: No space left on device\. Records are kept"):
         publish(report, tmp_path)
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
 

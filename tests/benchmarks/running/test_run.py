@@ -60,7 +60,7 @@ def test_an_interrupted_run_keeps_its_records_and_can_be_continued(tmp_path, mon
         with pytest.raises(SystemExit) as stopped:
             run(tmp_path)
     assert stopped.value.code == 130
-    assert "the same command does the rest" in capsys.readouterr().err
+    assert "the same command runs the rest" in capsys.readouterr().err
     (kept,) = file.read().items()
 
     run(tmp_path)
@@ -226,7 +226,7 @@ def test_dry_run_and_list_run_nothing(tmp_path, capsys):
     run(tmp_path, "--dry-run")
     out = capsys.readouterr().out
     assert "1 of 7 cases are in" in out
-    assert "6 of 7 cases would be run" in out
+    assert "6 of 7 cases would run" in out
     assert out.count("missing  ") == 6
     run(tmp_path, "--list", "--shard", "1/2")
     lines = capsys.readouterr().out.splitlines()
@@ -234,7 +234,7 @@ def test_dry_run_and_list_run_nothing(tmp_path, capsys):
     assert lines[0].endswith(tiny_cases()[0].id)
     with pytest.raises(SystemExit):
         run(tmp_path, "--no-resume")
-    assert "has 1 records; name another --out" in capsys.readouterr().err
+    assert "has 1 records; choose another --out" in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["records.jsonl"]
     assert file.path.read_bytes() == before
 

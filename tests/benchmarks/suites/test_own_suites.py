@@ -92,4 +92,4 @@ def test_an_invalid_suite_is_an_error_before_anything_runs(suite, message, run, 
 
 def test_a_valid_suite_passes_the_dry_run(run, capsys):
     run("right", "--dry-run", "--seeds", "1")
-    assert "2 of 2 cases would be run" in capsys.readouterr().out
+    assert "2 of 2 cases would run" in capsys.readouterr().out

@@ -8,7 +8,7 @@ from tiny_suite import SUITE, TASK, fake
 from gradfree.benchmarks.reports.report import texts
 from gradfree.benchmarks.suites.index import SUITES
 from gradfree.benchmarks.tables.experiment import cases
-from gradfree.benchmarks.tables.published import Beside, Claim, Published
+from gradfree.benchmarks.tables.published import Claim, Published, WithPublished
 from gradfree.benchmarks.tasks.schedules import AdamTask
 from gradfree.benchmarks.timing.recurrent_models import (
     LOOP,
@@ -18,7 +18,7 @@ from gradfree.benchmarks.timing.timed import Timings
 
 @pytest.mark.parametrize("name", ["highway-bp-table6-small", "dsf-wikitext-small", "foton-depth-small"])
 def test_published_figures_belong_to_existing_rows_and_columns(name):
-    for beside in (part for part in SUITES[name] if isinstance(part, Beside)):
+    for beside in (part for part in SUITES[name] if isinstance(part, WithPublished)):
         assert beside.experiment in SUITES[name]
         labels = {row.name for row in beside.experiment.rows} | {LOOP}
         named = [row for claim in beside.published.claims for row in claim.ascending]
@@ -55,7 +55,7 @@ def section(scores, paper=PAPER):
             name, record = fake(case, {"losses": [], "fidelity": [], "validation": score, "test": score})
             record["environment"] |= {"cpus": 2, "platform": "Linux", "torch": "2.13"}
             records[name] = record
-    return section_of(Beside(SUITE[0], paper), records)
+    return section_of(WithPublished(SUITE[0], paper), records)
 
 
 SCORES = {

@@ -9,7 +9,7 @@ from tiny_suite import CHAIN, HIGHWAY, PLAIN, TASK, fake, training
 
 from gradfree.benchmarks.records.case import Row
 from gradfree.benchmarks.reports.report import texts
-from gradfree.benchmarks.sweeps.axes import KeptRun, Sweep
+from gradfree.benchmarks.sweeps.axes import RunRequest, Sweep
 from gradfree.benchmarks.sweeps.sweep import TASKS, suite_of
 from gradfree.benchmarks.training.comparison import Comparison, TimedTraining, TimedTrial
 from gradfree.benchmarks.training.target import TimeToTarget
@@ -114,8 +114,8 @@ def test_time_to_target_is_steps_times_the_time_of_a_step():
         ["backprop via chain", "200.00", "1", "0.20", "0.12", "2 of 2"],
         ["highway_bp k=1", "300.00", "–", "–", "–", "1 of 2"],
     ]
-    steps = {row: told.to_dicts() for (row,), told in runs_of(section, "steps to target").group_by("row")}
-    assert {row: [run["value"] for run in told] for row, told in steps.items()} == {
+    steps = {row: reached.to_dicts() for (row,), reached in runs_of(section, "steps to target").group_by("row")}
+    assert {row: [run["value"] for run in reached] for row, reached in steps.items()} == {
         "autograd": [21, 11],
         "backprop via chain": [1, 1],
         "highway_bp k=1": [21],
@@ -139,7 +139,7 @@ def runs_of(section, metric):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({}, "name the tasks, of digits"),
+        ({}, "no task is given: use --tasks digits"),
         ({"tasks": "digit"}, "no task is called 'digit'.*Did you mean 'digits'"),
         ({"tasks": "points", "engines": "highway"}, "no engine is called 'highway'.*Did you mean 'highway_bp'"),
         ({"tasks": "points", "engines": {"truncated": {"window": [1, 0]}}}, "window must be at least 1"),
@@ -148,7 +148,7 @@ def runs_of(section, metric):
             {"tasks": "points", "model": "preact_resnt"},
             "no model is called 'preact_resnt'.*Did you mean 'preact_resnet'",
         ),
-        ({"tasks": "points", "steps": 3, "seconds": 1.0}, "two budgets: give one"),
+        ({"tasks": "points", "steps": 3, "seconds": 1.0}, "cannot be combined: give one"),
         ({"tasks": "points", "steps": 0}, "--steps must be above 0"),
         (
             {"tasks": "points", "batch_size": "4,0"},
@@ -158,10 +158,10 @@ def runs_of(section, metric):
         ({"tasks": "points", "length": 4}, "'points' has no --length.*copying"),
         ({"tasks": "adding", "depth": 4}, "'pixel_classifier' has no --depth; its options are"),
         ({"tasks": "points", "dtype": "float33"}, "no dtype is called 'float33'.*Did you mean 'float32'"),
-        ({"tasks": "points", "chains": ["blocks"]}, "--chains is for a model of your own"),
+        ({"tasks": "points", "chains": ["blocks"]}, "--chains needs a model of yours"),
         (
             {"tasks": "points", "loss": "mine:loss"},
-            "--loss goes with --data module:function",
+            "--loss needs --data module:function",
         ),
         ({"tasks": {"points": {"length": 3}}}, "the task 'points' has no options"),
         ({"tasks": "./texts"}, "no task is called './texts'.*Data of yours: --model, --data module:function"),
@@ -191,18 +191,18 @@ def test_a_config_file_equals_the_same_flags(tmp_path, monkeypatch, capsys):
 
 def test_each_sweep_has_its_own_folder(tmp_path):
     """Equal sweeps have equal folders, so that they can be continued; the folder stores the request."""
-    one = KeptRun(Sweep(tasks="points", engines={"highway_bp": {"iterations": [0, 2]}}, depth="2,4"))
-    assert one.folder == KeptRun(one.sweep).folder
+    one = RunRequest(Sweep(tasks="points", engines={"highway_bp": {"iterations": [0, 2]}}, depth="2,4"))
+    assert one.folder == RunRequest(one.sweep).folder
     assert re.fullmatch(r"points-[0-9a-f]{6}", one.folder.name)
-    others = [KeptRun(replace(one.sweep, depth="2")), KeptRun(one.sweep, "mine:loader")]
+    others = [RunRequest(replace(one.sweep, depth="2")), RunRequest(one.sweep, "mine:loader")]
     assert len({kept.folder for kept in (one, *others)}) == 3
-    assert KeptRun(Sweep(tasks="./my texts", engines="dsf")).folder.name.startswith("my-texts-")
-    one.keep(tmp_path)
-    assert KeptRun.of(tmp_path) == one
-    assert KeptRun.of(tmp_path / "elsewhere") is None
+    assert RunRequest(Sweep(tasks="./my texts", engines="dsf")).folder.name.startswith("my-texts-")
+    one.save(tmp_path)
+    assert RunRequest.load(tmp_path) == one
+    assert RunRequest.load(tmp_path / "elsewhere") is None
     (tmp_path / "run.json").write_text("{}")
-    with pytest.raises(UsageError, match=r"run\.json is no run: 'sweep'"):
-        KeptRun.of(tmp_path)
+    with pytest.raises(UsageError, match=r"run\.json is not the file of a run: 'sweep'"):
+        RunRequest.load(tmp_path)
 
 
 @pytest.mark.processes

@@ -76,7 +76,7 @@ def test_options_and_axes_reach_the_builder():
         (MODEL, "user_module:number", "user_module:number returns an int, not examples"),
         (MODEL, "user_module:unequal", "inputs of shape .30, 4. and targets of shape .40,.: the first size must be"),
         (MODEL, "user_module:examples", "inputs of shape .4,. and targets of shape ..: .*make a DataLoader"),
-        (MODEL, "user_module:few", "user_module:few returns too few examples: nothing is left to train on"),
+        (MODEL, "user_module:few", "user_module:few returns too few examples: all are held out"),
         ("user_module:build_tuple", DATA, "the model returns a tuple, not a tensor, and the loss fails with Attribute"),
         (
             MODEL,
@@ -84,8 +84,8 @@ def test_options_and_axes_reach_the_builder():
             "^user_module:build cannot be trained on these data: .*outputs are .2, 3., the targets .2, 1.",
         ),
         (MODEL, "user_module:spoilt", "3 of 40 training examples have numbers that are NaN or infinite, and so is the"),
-        (MODEL, None, "--model user_module:build goes with --data module:function"),
-        ("residual_mlp", DATA, "is for a model of your own"),
+        (MODEL, None, "--model user_module:build needs --data module:function"),
+        ("residual_mlp", DATA, "needs a model of yours"),
     ],
 )
 def test_unusable_models_and_data_are_refused(model, data, message):

@@ -12,7 +12,7 @@ from gradfree.benchmarks.maps.closeness import cotangents, trained_steps
 from gradfree.benchmarks.maps.depth_map import compiled_up_to, deep_steps
 from gradfree.benchmarks.records.case import Row
 from gradfree.benchmarks.records.records import attempt
-from gradfree.benchmarks.reports.drawing import looks, spec
+from gradfree.benchmarks.reports.drawing import spec, styles
 from gradfree.benchmarks.reports.report import texts
 from gradfree.benchmarks.suites.depth import mlp, segments
 from gradfree.benchmarks.suites.rows import BACKPROP, iterated
@@ -75,7 +75,7 @@ def test_every_row_is_timed_and_has_a_verdict(part):
     assert "the baseline" in section.verdicts or part.timed.across == "row"
     assert len([cell for row in texts(section) for cell in row if cell != "–"]) > len(section.rows) * section.labels
     for chart in section.charts:
-        spec(chart, looks([chart]))
+        spec(chart, styles([chart]))
 
 
 def case_of(part):
