@@ -1,4 +1,4 @@
-"""What is raised where an engine cannot be right, and tables of what is refused: the case, the message, the remedy."""
+"""``ChainError``, and the tables of refusals: case, message, remedy."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from dataclasses import dataclass
 
 
 class ChainError(RuntimeError):
-    """A model, or a forward or backward pass of it, that an engine cannot carry out correctly."""
+    """Raised for a model, or a pass of it, for which an engine cannot compute correct gradients."""
 
 
 def refuse(problems: Iterable[str]) -> None:
     """Raise for the first of ``problems``, if there is one.
 
     Raises:
-        ChainError: it says what the problem is.
+        ChainError: with the problem as its message.
     """
     for problem in problems:
         raise ChainError(problem)
@@ -29,9 +29,9 @@ class Refusal:
     """One row of a table.
 
     Attributes:
-        case: what is refused.
+        case: the refused case, for the documentation.
         why: the message, with names in braces.
-        remedy: its end.
+        remedy: the end of the message.
     """
 
     case: str
@@ -39,11 +39,11 @@ class Refusal:
     remedy: str
 
     def message(self, **names: object) -> str:
-        """Return the whole message with these names in it."""
+        """Return the whole message with ``names`` in place of the braces."""
         return f"{self.why} {self.remedy}".format(**names)
 
     def error(self, **names: object) -> ChainError:
-        """Return the error."""
+        """Return the error with this message."""
         return ChainError(self.message(**names))
 
 
@@ -54,7 +54,7 @@ def _row(family: str, case: str, why: str, remedy: str) -> Refusal:
 
 
 def markdown() -> str:
-    """Return all tables for the documentation."""
+    """Return all tables as Markdown for the documentation."""
     lines = []
     for family, rows in REFUSALS.items():
         lines += [f"## {family}", "", "| what | the message, and what to do |", "|---|---|"]

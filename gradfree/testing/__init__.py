@@ -1,7 +1,7 @@
-"""Tests for engines: a suite that other packages' engines can be put to, and the table of what works with which."""
+"""A test suite for engines, also of other packages."""
 
 # isort: off
-# These register their features, in the order of the table.
+# These modules register their features, in the order of the table.
 import gradfree.testing.features.promises
 import gradfree.testing.features.pass_features
 import gradfree.testing.features.module_features  # noqa: F401

@@ -17,23 +17,23 @@ BASIC = FEATURES["forward and backward pass"]
 class EngineConformance:
     """Derive a ``Test...`` class with your engines in it, and run pytest.
 
-    Each of them has to do right, or refuse by a :class:`~gradfree.ChainError`, everything that it is asked for on the
-    chains that it takes. What is refused is shown as skipped, with the message: ``pytest -rs``.
+    On every chain that it accepts, an engine must support each feature or raise :class:`~gradfree.ChainError`. A
+    refused feature is shown as skipped, with the message: ``pytest -rs``.
 
     With ``pytest_plugins = ["gradfree.testing.device"]`` in your conftest.py, or ``pytest -p gradfree.testing.device``,
-    ``pytest --device NAME`` has models and batches on that device; they are on the CPU otherwise.
+    ``pytest --device NAME`` puts models and batches on that device; the default is the CPU.
 
     Attributes:
-        engines: to test, each with the options to test it with.
-        features: to ask for; by default all, of which those that compile take half of the time:
-            ``[f for f in FEATURES.values() if not f.slow]`` leaves them out.
+        engines: the engines to test, with their options.
+        features: the features to test; by default all. ``[f for f in FEATURES.values() if not f.slow]`` leaves out
+            those that compile, which take half of the time.
     """
 
     engines: Sequence[Engine] = ()
     features: Sequence[Feature] = tuple(FEATURES.values())
 
     def pytest_generate_tests(self, metafunc: Any) -> None:
-        """Let pytest run every test for every engine, and every feature on the chains that the engine takes."""
+        """Parametrize every test by engine, and every feature by the chains that the engine accepts."""
         if "feature" in metafunc.fixturenames:
             device = metafunc.config.getoption("device", "cpu")
             cells = list(self.cells(device))
@@ -43,7 +43,7 @@ class EngineConformance:
             metafunc.parametrize("engine", self.engines, ids=str)
 
     def cells(self, device: str) -> Iterator[tuple[Engine, ModelCase, Feature]]:
-        """Yield what is asked: every feature of every engine on the chains that it takes."""
+        """Yield every feature for every engine and every chain that it accepts."""
         models = {case: Specimen(case).model for case in CASES}
         for engine in self.engines:
             for case, model in models.items():
@@ -53,19 +53,19 @@ class EngineConformance:
                     yield from ((engine, there, feature) for feature in asked if device == "cpu" or not feature.ranks)
 
     def test_engines_are_values(self, engine: Engine) -> None:
-        """Equal options, equal engines; they pickle, print their options and cannot be changed."""
+        """Engines with equal options are equal; engines can be pickled, print their options and are immutable."""
         check_is_a_value(engine)
 
     def test_an_unknown_option_is_met_with_the_known_ones(self, engine: Engine) -> None:
-        """As are misspelt ones."""
+        """A misspelt option raises, too."""
         check_names_its_options(engine)
 
     def test_some_chain_is_taken(self, engine: Engine) -> None:
-        """An engine that refuses everything breaks no promise, but is none."""
+        """An engine that refuses every chain fails."""
         assert any(BASIC.refusal(engine, case) is None for case in CASES)
 
     def test_a_feature_works_or_is_refused(self, engine: Engine, case: ModelCase, feature: Feature) -> None:
-        """A wrong result is an ``AssertionError``, and any error but the library's own is a failure, too."""
+        """A wrong result, or an error other than ``ChainError``, is a failure."""
         refusal = feature.refusal(engine, case)
         if refusal is not None:
             import pytest

@@ -1,4 +1,4 @@
-"""``pytest --device NAME``: a plugin, by ``pytest_plugins = ["gradfree.testing.device"]`` in conftest.py."""
+"""The pytest plugin for ``--device NAME``: ``pytest_plugins = ["gradfree.testing.device"]`` in conftest.py."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--device",
         default="cpu",
-        help="where models and batches of the tests are: any device of torch's, by default cpu",
+        help="the device of the tests' models and batches, by default cpu",
     )
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Refuse a device that is not there before anything is collected.
+    """Check before the collection of tests that the device exists.
 
     Raises:
-        pytest.UsageError: it is unknown or not there; the message is one line.
+        pytest.UsageError: it is unknown or missing; the message is one line.
     """
     name = config.getoption("device")
     try:

@@ -1,4 +1,4 @@
-"""Small nets of layers, and gradients of them with what an engine keeps."""
+"""Small nets of layers, and their gradients together with an engine's state."""
 
 from itertools import pairwise
 
@@ -41,7 +41,7 @@ NETS = {
 
 
 def run(net, x, engine=None, state=None):
-    """Return the gradients, always with the same dropout masks, and what the engine keeps."""
+    """Return the gradients, always with the same dropout masks, and the engine's state."""
     torch.manual_seed(3)
     if engine is None:
         return gradients(net, lambda: net(x)), {}
@@ -56,7 +56,7 @@ def with_weights(net):
 
 
 def products(net):
-    """Return for a chain of linear layers alone W_L ... W_l by l: what leads from what enters l to the output."""
+    """Return, for a chain of linear layers, W_L ... W_l by l: the map from the input of layer l to the output."""
     found, product = {}, torch.eye(net[-1].out_features)
     for i in reversed(range(len(net))):
         product = product @ net[i].weight.detach()

@@ -1,4 +1,4 @@
-"""DFA and FA, each against the same written down by hand."""
+"""DFA and FA, compared with implementations by hand."""
 
 import pytest
 import torch
@@ -21,7 +21,7 @@ def test_dfa_with_the_products_of_later_weights_is_backpropagation():
 
 
 def dfa_by_hand(net, x, matrices):
-    """Cut the net behind every activation, and give each piece B e by autograd: a pool or flattening is a piece."""
+    """Cut the net after every activation, pool and flattening, and run autograd on each piece from B e."""
     cut, found = [], {}
     torch.manual_seed(3)
     h = x
@@ -106,7 +106,7 @@ def test_fa_with_b_equal_to_computed_weights_is_exact(norm):
 
 
 class Residual(nn.Module):
-    """Linear: its Jacobian is the same everywhere."""
+    """A linear block: its Jacobian is the same everywhere."""
 
     def __init__(self, width):
         super().__init__()
@@ -117,7 +117,7 @@ class Residual(nn.Module):
 
 
 class Mixing(Residual):
-    """The same for each pixel, with a convolution that is none."""
+    """The same map for each pixel, as a convolution with a 1 x 1 kernel."""
 
     def __init__(self, width):
         super().__init__(width)
@@ -125,7 +125,7 @@ class Mixing(Residual):
 
 
 class Tapped(nn.Sequential):
-    """Gives a loss on a state inside the chain, too."""
+    """Also returns a state inside the chain, for a loss on it."""
 
     tapped = False
 
@@ -151,7 +151,7 @@ def test_dfa_in_depth_with_the_products_of_jacobians_is_backpropagation(block, s
         random = found()
         handle.load_state_dict({"": kept({str(i): product for i, product in enumerate(products)})})
         assert_equal_gradients(found(), exact)
-        # A state's own share is exact and, as the rule has it, goes no further than into its block.
+        # The direct cotangent of a state is exact and, by the rule, reaches only the block before it.
         actual = found(tapped=True)
         assert_equal_gradients(
             {n: actual[n] for n in actual if n[0] in "123"}, {n: both[n] for n in both if n[0] in "123"}

@@ -1,4 +1,4 @@
-"""Forward gradients: right in the mean, others in each pass, the same again from a checkpoint."""
+"""Forward gradients: right in the mean, different in each pass, repeated from a checkpoint."""
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ from gradfree.testing.cases.models import assert_equal_gradients, gradients, pla
 
 
 class PerSample(nn.Module):
-    """tanh of a linear map that each sample has to itself, so that each draw's gradient can be seen."""
+    """tanh of a separate linear map for each sample, so that the gradient of each draw is visible."""
 
     def __init__(self, weights):
         super().__init__()
@@ -33,7 +33,7 @@ def test_the_mean_of_20000_draws_is_within_four_standard_errors_of_the_gradient(
         error = drawn[name].std(0) / count**0.5
         off = (drawn[name].mean(0) - exact[0]).abs()
         assert (off <= 4 * error + 1e-12).all(), name
-        # Noise, but for the last block, which knows its own error.
+        # There is noise in all blocks but the last, whose cotangent is known.
         assert bool((error > 1e-12).all()) == (name != f"{depth - 1}.weight")
 
 
@@ -73,7 +73,7 @@ def test_replicas_stay_bitwise_equal():
 
 
 class Unpaired(torch.autograd.Function):
-    """Twice its input, by a backward pass that cannot be differentiated."""
+    """Twice its input, with a backward pass that cannot be differentiated."""
 
     @staticmethod
     def forward(ctx, x):

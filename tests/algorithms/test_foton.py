@@ -1,4 +1,4 @@
-"""FOTON: equal to backpropagation where theory says so, and to the paper's two passes everywhere."""
+"""FOTON: equal to backpropagation for orthonormal linear layers, and always equal to the paper's two passes."""
 
 import pytest
 import torch
@@ -45,7 +45,7 @@ def test_linear_nets_that_do_not_expand_get_exact_gradients(kind, way):
 
 @pytest.mark.parametrize("streaming", [False, True])
 def test_linear_layers_applied_at_every_position_get_exact_gradients(streaming):
-    """Outputs (N, T, classes): F is applied to the error, since as a matrix it would be N T classes wide."""
+    """Outputs (N, T, classes): F is applied to the error, since F as a matrix would have N·T·classes rows."""
     net, x = orthogonal(dense(6, 5, 4)), torch.randn(3, 7, 6)
     expected = gradients(net, lambda: net(x))
     assert_equal_gradients(foton_gradients(net, x, streaming=streaming), expected)
@@ -62,7 +62,7 @@ def test_modules_before_and_after_the_chain_get_gradients(way):
 
 @pytest.mark.parametrize("widths", [(6, 9, 9, 4), (9, 4, 8, 8, 3), (3, 5, 7)])
 def test_linear_nets_that_expand_get_the_projected_gradient(widths):
-    """In place of δ stands A Aᵀ δ with A = W_l ... W_1 (papers' theory for any weights, orthogonal or not)."""
+    """A Aᵀ δ with A = W_l ... W_1 replaces δ, for any weights, orthogonal or not."""
     net, x = dense(*widths), torch.randn(4, widths[0])
     expected = gradients(net, lambda: net(x))
     product = torch.eye(widths[0])
@@ -76,7 +76,7 @@ def test_linear_nets_that_expand_get_the_projected_gradient(widths):
 
 
 def papers_gradients(net, x, feedback, error):
-    """The two passes of the paper for Linear-Tanh nets, written down sample by sample, with unit errors."""
+    """The two passes of the paper for Linear-Tanh nets, sample by sample, with unit errors."""
     layers = [layer for layer in net if isinstance(layer, nn.Linear)]
     for e, sample in zip(error, x, strict=True):
         norm = e.norm()
@@ -124,7 +124,7 @@ def test_the_tangent_equals_the_difference_for_small_errors():
 
 @pytest.mark.parametrize("streaming", [False, True])
 def test_the_temperature_sharpens_the_output_but_is_not_in_the_error(streaming):
-    """e = softmax(T y) - t, though the derivative of the cross-entropy of T y is T times that."""
+    """With temperature c, e = softmax(c y) - t, although the derivative of the loss is c times that."""
     net, x, y = orthogonal(dense(9, 7, 4)), torch.randn(3, 9), torch.randint(4, (3,))
     out = net(x)
     (F.cross_entropy(4 * out, y) / 4).backward()

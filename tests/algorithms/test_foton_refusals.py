@@ -1,4 +1,4 @@
-"""What FOTON refuses: layers, losses, changes between its passes."""
+"""Layers, losses and changes between the passes that FOTON refuses."""
 
 import pytest
 import torch

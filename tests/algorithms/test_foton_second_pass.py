@@ -1,4 +1,4 @@
-"""FOTON's second pass: streaming, dropout masks, the F that is kept, and backward passes that come again."""
+"""FOTON's second pass: streaming, dropout masks, a stored F, and repeated backward passes."""
 
 import pytest
 import torch
@@ -36,7 +36,7 @@ BENT_NETS = {
 @pytest.mark.parametrize("perturbation", ["difference", "tangent"])
 @pytest.mark.parametrize("kind", BENT_NETS)
 def test_streaming_gives_the_same_gradients(kind, perturbation):
-    """The same dropout masks, too, drawn again; and what is random behind stays as without the engine."""
+    """Dropout masks are drawn again alike, and later random numbers are those without the engine."""
     make, shape = BENT_NETS[kind]
     net, x = make(), torch.randn(shape)
     results = []
@@ -49,7 +49,7 @@ def test_streaming_gives_the_same_gradients(kind, perturbation):
 
 @pytest.mark.parametrize("way", WAYS)
 def test_dropout_masks_are_those_of_the_first_pass(way):
-    """With every weight the identity, the masks alone make h - h̃ = m₂ m₁ e, seen in the biases' gradients."""
+    """If every weight is the identity, h - h̃ = m₂ m₁ e with the masks m, visible in the biases' gradients."""
     net = nn.Sequential(*[part for _ in range(2) for part in (nn.Linear(50, 50), nn.Dropout(0.5))], nn.Linear(50, 50))
     for layer in (net[0], net[2], net[4]):
         nn.init.eye_(layer.weight)

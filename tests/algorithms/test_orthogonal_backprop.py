@@ -23,7 +23,7 @@ def test_orthogonal_backprop_has_the_exact_gradients(kind):
 
 
 def test_orthogonal_backprop_retracts_as_foton_does():
-    """Plain autograd and a projection by hand give the same weights."""
+    """Autograd and a projection by hand give the same weights."""
     net, x = dense(8, 8, 6, 4, bend=nn.Tanh), torch.randn(5, 8)
     gradfree.orthogonalize(net)
     other = copy.deepcopy(net)

@@ -1,4 +1,4 @@
-"""PEPITA against its two passes written down by hand."""
+"""PEPITA, compared with its two passes by hand."""
 
 import pytest
 import torch
@@ -38,7 +38,7 @@ def test_pepita_equals_its_two_passes_by_hand(samples):
 
 
 def test_pepita_with_fotons_feedback_differs_from_foton_only_in_the_layer_inputs():
-    """Linear and orthogonal: h - h̃ = δ, and what is left is (h_l - h̃_l) (h_{l-1} - h̃_{l-1})ᵀ."""
+    """For linear, orthogonal layers h - h̃ = δ, and the difference is (h_l - h̃_l) (h_{l-1} - h̃_{l-1})ᵀ."""
     net, x = dense(9, 8, 8, 4), torch.randn(5, 9)
     gradfree.orthogonalize(net)
     product = products(net)["0"]
@@ -56,7 +56,7 @@ def test_pepita_with_fotons_feedback_differs_from_foton_only_in_the_layer_inputs
 
 
 def test_pepita_on_convolutions_differentiates_at_the_second_passs_inputs():
-    """Both passes written down with torch's functions; the masks of the first one in the second."""
+    """Both passes by torch's functions, with the masks of the first pass in the second."""
     net, x = convolutions(), torch.randn(4, 2, 8, 8)
     actual, matrices = run(net, x, PEPITA())
     masks = {}

@@ -1,4 +1,4 @@
-"""Predictive coding: exact without damping, and on the way there what the binomial distribution says with it."""
+"""Predictive coding: exact without damping; with damping, cotangents have binomial weights."""
 
 import pytest
 import torch
@@ -18,7 +18,7 @@ def test_without_damping_l_minus_1_iterations_are_exact(iterations):
 
 @pytest.mark.parametrize("rate", [0.1, 0.5, 0.9])
 def test_damped_errors_have_binomial_weights(rate):
-    """Identities carry it as it is: what comes to the first bias of four, by three links, is P(successes >= 3)."""
+    """With identity Jacobians, the gradient of the first of four biases, over three links, is P(successes >= 3)."""
     model = nn.Sequential(*(nn.Sequential(nn.Linear(1, 1)) for _ in range(4)))
     for block in model:
         nn.init.ones_(block[0].weight)

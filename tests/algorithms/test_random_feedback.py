@@ -1,4 +1,4 @@
-"""What all engines with random feedback have in common."""
+"""Properties of all engines with random feedback."""
 
 import pytest
 import torch
@@ -55,7 +55,7 @@ def test_the_feedback_depends_only_on_the_seed(engine):
 
 
 def test_a_loss_on_an_earlier_state_uses_a_separate_matrix(engine):
-    """In between, and of another width; the whole chain's feedback stays."""
+    """The state has another width; the matrices of the whole chain do not change."""
     net, x = dense(8, 6, 5, 3, bend=nn.Tanh), torch.randn(4, 8)
     with engine.attach(net) as handle:
         expected = {name: g.clone() for name, g in gradients(net, lambda: net(x)).items()}

@@ -1,4 +1,4 @@
-"""The command line: what it lists, what it says when it cannot."""
+"""The command line: lists, help and errors."""
 
 import os
 import runpy
@@ -72,7 +72,7 @@ def test_python_m_prints_the_version(capsys, monkeypatch):
 
 @pytest.mark.parametrize("command", [["check", "mine:build"], ["fit", "--model", "mine.Net", "--data", "Digits"]])
 def test_modules_of_the_current_folder_are_found(command, tmp_path, monkeypatch):
-    """A command has its own folder on the path; ``mine`` lies in the one that it is called from, and says so."""
+    """A console script has its own folder on the path; the module ``mine`` is in the current folder."""
     (tmp_path / "mine.py").write_text("raise SystemExit('mine is imported')\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [str(Path(sys.executable).parent), *(entry for entry in sys.path[1:] if entry)])

@@ -1,4 +1,4 @@
-"""Every registered engine keeps what ``gradfree.testing`` asks for, and the committed table says what happens."""
+"""Every registered engine passes ``gradfree.testing``, and the committed table has the results."""
 
 import re
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ AUTO, BASIC = ENGINES["auto"], "forward and backward pass"
 
 
 def cells(title):
-    """Return what the page says under ``title``, by row and engine."""
+    """Return the page's table under ``title``, by row and engine."""
     part = PAGE.partition(f"\n## {title}")[2].partition("\n## ")[0]
     engines = re.findall(r"`(\w+)`", re.search(r"^Engines: .*$", part, re.MULTILINE)[0])
     works = "".join(re.findall(r"^With all of them: (.*)\.$", part, re.MULTILINE)).split("; ")
@@ -49,13 +49,13 @@ def named(cells):
 
 
 def kind_of(engine):
-    """Return what engines that solve a chain by the same code share."""
+    """Return a key that is equal for engines that solve a chain by the same code."""
     base = type(engine).__mro__[1]
     return type(engine) if base is Engine else base, getattr(engine, "feedback", None) == "learned"
 
 
 def taking_turns(found):
-    """Return one key of those that differ only in engines of one kind: another one for each feature."""
+    """Return one key of those that differ only in engines of one kind, with another engine for each feature."""
     alike = {}
     for key, (engine, case, feature) in found.items():
         alike.setdefault((kind_of(engine), case.name, feature.name), []).append(key)
@@ -64,7 +64,7 @@ def taking_turns(found):
 
 
 class Covering(EngineConformance):
-    """Quick features on the chain that stands for its family; of the rest every pair of engine, chain and feature.
+    """Quick features on one chain of each family; of the rest every pair of engine, chain and feature.
 
     For slow features engines of one kind take turns. ``auto`` on ranks has tests of its own, in tests/lightning/ranks.
     """
@@ -82,7 +82,7 @@ class Covering(EngineConformance):
 
 
 class Registered(Covering):
-    """Of what is tried on all registered engines the cells in which every pair of settings meets, or the others."""
+    """The cells for registered engines that cover every pair of settings, or all other cells."""
 
     engines = tuple(ENGINES.values())
     pairs = True
@@ -92,14 +92,14 @@ class Registered(Covering):
         return [cell for key, cell in found.items() if (key in chosen) is self.pairs]
 
     def test_a_feature_works_or_is_refused(self, engine, case, feature):
-        """As in the committed table; ``features_page.py`` makes it anew."""
+        """The result is that of the committed table, which ``features_page.py`` makes."""
         name = next(name for name in ENGINES if ENGINES[name] == engine)
         cell = FEATURE_CELLS.get(case.name, {}).get((feature.name, name))
         if cell is None:
             super().test_a_feature_works_or_is_refused(engine, case, feature)
         else:
             refusal = feature.refusal(engine, case)
-            # Another device may take more: where it leaves a recurrent layer to torch's kernel, that does everything.
+            # On another device more may work: torch's kernel, which may run recurrent layers there, supports everything.
             if case.device == "cpu":
                 assert_is_said(cell, refusal)
             else:
@@ -108,7 +108,7 @@ class Registered(Covering):
 
 @cache
 def registered(device):
-    """Return all that is tried on registered engines, and what of it meets every pair: two classes share it."""
+    """Return all cells for registered engines, and those that cover every pair; two classes share the result."""
     found = named(Covering.cells(Registered(), device))
     return found, set(cover(found))
 
@@ -142,7 +142,7 @@ class TestOptions(Covering):
 
 @pytest.mark.slow
 class TestFeedback(EngineConformance):
-    """Every kind of feedback of ``fa``; the first is tried with all other engines. They take turns."""
+    """Every kind of feedback of ``fa`` but the first, which is among the registered engines; they take turns."""
 
     features = tuple(feature for feature in FEATURES.values() if not feature.slow)
     engines = tuple(
@@ -156,7 +156,7 @@ class TestFeedback(EngineConformance):
 
 @pytest.mark.slow
 class TestSweeps(EngineConformance):
-    """Every quick feature in segments and in sweeps: left to itself, no engine solves so short a chain that way."""
+    """Every quick feature in segments and in sweeps, which engines would not choose for so short a chain."""
 
     features = tuple(feature for feature in FEATURES.values() if not feature.slow)
     engines = (gradfree.create_engine("shooting", segments=3), gradfree.create_engine("newton", max_sweeps=9))
@@ -187,7 +187,7 @@ def test_the_table_has_every_engine_and_feature_and_says_what_they_mean():
 
 @dataclass(frozen=True, kw_only=True)
 class Wrong(Engine):
-    """Breaks one promise."""
+    """An engine that breaks one rule of the suite."""
 
     how: str = "sign"
 
@@ -230,7 +230,7 @@ def test_a_wrong_engine_fails_the_suite(how, feature, message):
 
 
 def test_an_error_other_than_chain_error_fails_the_suite(monkeypatch):
-    """Neither is one that the library has only added a note to."""
+    """Also if the library has added a note to it."""
     for engine in (Wrong(how="typo"), BrokenBlocks()):
         with pytest.raises((AttributeError, gradfree.ChainError)):
             FEATURES[BASIC].refusal(engine, CASES[0])
@@ -243,7 +243,7 @@ class BrokenBlocks(Wrong):
 
 @pytest.mark.slow
 def test_the_engines_of_the_docs_pass_in_a_package_of_their_own(pytester):
-    """The page's code, as a module and its tests, outside this checkout and without its configuration.
+    """The page's code runs as a module and its tests, outside this checkout and without its configuration.
 
     A few features of every kind: what is asked in a package of one's own is asked here, and answered as here.
     """

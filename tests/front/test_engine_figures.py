@@ -21,7 +21,7 @@ def figures_of(engine, model, x, chains=None):
 @pytest.mark.parametrize("name", SWEEPING)
 @pytest.mark.parametrize("kind", ["blocks", "time"])
 def test_the_residual_is_zero_after_the_last_sweep(name, kind):
-    """A chain of L links is solved by L - 1 sweeps; more are not run."""
+    """L - 1 sweeps solve a chain of L links; more are not run."""
     model, x, path, links = (
         (plain_model(5), torch.randn(4, 6), "blocks", 5)
         if kind == "blocks"
@@ -76,7 +76,7 @@ OPTIONS = {"backprop": {"plain": False}, "dsf": {"feedback": "gate"}}
 @pytest.mark.parametrize("kind", ["layers", "blocks", "time"])
 @pytest.mark.parametrize("name", gradfree.list_engines())
 def test_collecting_figures_changes_nothing(name, kind):
-    """Gradients, what the engine remembers and the random state, to the last bit; nothing is kept for later passes."""
+    """Gradients, the engine's state and the random state are bitwise the same; nothing is kept for later passes."""
     make = {"layers": layered_model, "blocks": plain_model, "time": Sequences}[kind]
     engine, model, x = gradfree.create_engine(name, **OPTIONS.get(name, {})), make(), torch.randn(4, 6)
     if not engine.validate(model).ok:

@@ -44,7 +44,7 @@ def test_agreements_equal_their_definitions(batch):
 
 
 class Nothing(FixedPoint):
-    """It gives parameters no gradient."""
+    """An engine that gives parameters no gradient."""
 
     def gradients(self, chain, direct):
         found = super().gradients(chain, direct)
@@ -58,7 +58,7 @@ def test_a_missing_gradient_is_zero(batch):
 
 
 def test_the_chains_parameters_are_compared_separately(batch):
-    """The head is exact under every engine; it must not make an engine look good."""
+    """The head is exact with every engine, so it must not hide the chains' error."""
     model = plain_model()
     fidelity = gradfree.gradient_fidelity(gradfree.create_engine("truncated", window=1), model, loss_fn, batch)
     assert fidelity.parameters["heads.4"].relative_error == 0.0
@@ -108,7 +108,7 @@ def test_buffers_that_the_model_replaces_are_restored_and_sparse_gradients_compa
 
 
 class Sequences(nn.Module):
-    """A GRU behind dropout, over features as time steps."""
+    """Dropout, then a GRU with features as time steps."""
 
     def __init__(self):
         super().__init__()
@@ -130,7 +130,7 @@ def sum_of_squares(out, target):
 @pytest.mark.parametrize("kind", MODELS)
 @pytest.mark.parametrize(("name", "options"), ENGINES)
 def test_loss_fidelity_uses_the_graph_of_the_loss_and_leaves_backward_unchanged(name, options, kind):
-    """The figures of two separate passes; what the engine remembers, .grad and the random state do not change."""
+    """The figures equal those of two separate passes; the engine's state, .grad and the random state do not change."""
     engine, model, x = gradfree.create_engine(name, **options), MODELS[kind](), torch.randn(4, 6)
     if not engine.validate(model).ok:
         pytest.skip("not a chain for this engine")
@@ -170,7 +170,7 @@ def test_a_layers_agreement_is_that_of_all_its_parameters():
 
 
 def test_with_a_temperature_both_functions_compare_gradients_of_the_same_loss():
-    """Orthogonal backprop takes the error without the factor T = 4: exact but for 1/T, which the norm ratio shows."""
+    """Orthogonal backprop takes the error without the temperature 4, so its norm ratio is 1/4 and its cosine 1."""
     model, x, target = nn.Sequential(nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 3)), torch.randn(4, 6), torch.randn(4, 3)
     engine = gradfree.create_engine("orthogonal_backprop", temperature=4.0)
     found = [gradfree.gradient_fidelity(engine, model, loss_fn, (x, target))]
@@ -207,7 +207,7 @@ def test_wrong_arguments_raise_and_are_named(wrong, error, message):
 
 @pytest.mark.parametrize("batched", [False, True])
 def test_the_cotangents_of_block_outputs_are_compared_block_by_block(batched):
-    """One sweep brings nothing to all blocks but the last two, whose cotangents are exact."""
+    """After one sweep only the last two blocks have cotangents, which are exact."""
     model = nn.Sequential(*(nn.Sequential(nn.Linear(3, 3), nn.Tanh()) for _ in range(5)))
     engine = gradfree.create_engine("fixed_point", iterations=1)
     with engine.attach(model, [""], batched=batched) as handle:
@@ -228,7 +228,7 @@ def test_the_cotangents_of_single_layers_are_compared_with_exact_ones():
 
 @pytest.mark.parametrize("name", ["backprop", "truncated"])
 def test_the_cotangents_of_a_recurrent_layer_are_compared_over_all_its_steps(name):
-    """Without a sweep they are the direct ones, 2 h_t."""
+    """Without a sweep they are the direct cotangents, 2 h_t."""
     cell, x = nn.GRUCell(3, 4), torch.randn(5, 2, 3)
     layer, states = gradfree.CellLayer(cell), [torch.zeros(2, 4)]
     batch, engine = (x, None), gradfree.create_engine(name)

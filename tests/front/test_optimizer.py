@@ -1,4 +1,4 @@
-"""EngineOptimizer is the optimizer it wraps, to everyone who asks."""
+"""EngineOptimizer behaves like the optimizer that it wraps."""
 
 import copy
 import pickle

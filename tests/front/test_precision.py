@@ -1,4 +1,4 @@
-"""Gradients in low precision: every engine comes as near to its own in float64 as autograd does to its own."""
+"""Gradients in low precision: every engine is as close to its float64 gradients as autograd is."""
 
 import copy
 from contextlib import nullcontext
@@ -71,7 +71,7 @@ HOW = {
 
 
 def gradient(engine, net, x, dtype, autocast=None):
-    """Return the whole gradient as one vector, of a net in ``dtype`` that runs under autocast to another, if given."""
+    """Return the whole gradient as one vector, of a net in ``dtype``, with autocast to another dtype if given."""
     net, x = copy.deepcopy(net).to(dtype), x.to(dtype)
     with engine.attach(net) if engine else nullcontext():
         with torch.autocast("cpu", autocast) if autocast else nullcontext():
@@ -115,7 +115,7 @@ def test_gradients_in_low_precision_have_nearly_the_same_direction(run, how):
 
 
 def test_a_running_mean_is_kept_in_single_precision():
-    """In bfloat16 a tenth of a small difference would be nothing."""
+    """In bfloat16 a tenth of a small difference would be rounded to zero."""
     net = Recurrent(nn.GRU(8, WIDTH, batch_first=True)).bfloat16()
     with gradfree.create_engine("dsf", feedback="gate").attach(net) as handle:
         for _ in range(3):
@@ -126,7 +126,7 @@ def test_a_running_mean_is_kept_in_single_precision():
 @pytest.mark.parametrize("net", ["RNN", "GRU", "LSTM", "GRUCell", "RNNCell"])
 @pytest.mark.parametrize("engine", ["backprop", "dsf"])
 def test_a_backward_pass_under_autocast_is_the_same(engine, net):
-    """As in manual optimization in Lightning: derivatives in closed form are not rounded again."""
+    """As in manual optimization in Lightning: closed-form derivatives are not rounded by autocast."""
     make, width = NETS[net]
     model, x = make().float(), torch.randn(8, width, dtype=torch.float32)
     with gradfree.create_engine(engine).attach(model):

@@ -1,4 +1,4 @@
-"""The device of these tests is one: what a test that runs on it may rely on."""
+"""Properties of the pretended device that other tests rely on."""
 
 import signal
 import subprocess
@@ -42,7 +42,7 @@ def test_waits_of_the_host_are_counted(how):
 
 
 def test_the_library_waits_for_the_copies_that_it_reads():
-    """Copies that need not be waited for arrive when the host waits next, not before."""
+    """Non-blocking copies arrive when the host waits next, not before."""
     pretend_device.make_copies_late(True)
     try:
         assert start_copy_to_cpu(torch.ones(2))().tolist() == [1.0, 1.0]
@@ -51,7 +51,7 @@ def test_the_library_waits_for_the_copies_that_it_reads():
 
 
 def test_the_cpu_cannot_read_its_memory():
-    """Whoever does ends, in a process of its own."""
+    """A process that reads it crashes."""
     program = """
         import ctypes, sys
         sys.path.insert(0, "tests/support")

@@ -1,4 +1,4 @@
-"""Engines and models by name: wrong names and options are met with the right ones."""
+"""Engines and models by name: errors for wrong names and options list the right ones."""
 
 import pytest
 import torch
@@ -37,7 +37,7 @@ def test_engine_names_and_options(name, options, error, message):
 
 
 def test_an_engine_by_import_path(tmp_path, monkeypatch):
-    """Wherever a name is taken."""
+    """Import paths work wherever names do."""
     text = "from dataclasses import dataclass\nimport gradfree.algorithms\n"
     text += "@dataclass(frozen=True)\nclass Mine(gradfree.algorithms.FixedPoint):\n    gain: int = 1\nother = 1\n"
     (tmp_path / "mine_alone.py").write_text(text)
@@ -58,7 +58,7 @@ def test_an_engine_by_import_path(tmp_path, monkeypatch):
 
 @pytest.fixture
 def noted(monkeypatch):
-    """Forget at the end of the test what it registers."""
+    """Remove registered engines after each test."""
     monkeypatch.setattr("gradfree.registry._registered", {})
 
 
@@ -128,7 +128,7 @@ def test_model_names_and_options():
 
 @pytest.fixture
 def others(tmp_path, monkeypatch):
-    """Install a package with an engine that is right, and with entries that are wrong, until the end of the test."""
+    """Install a package with one right engine and several wrong entries during the test."""
     folder = tmp_path / "other-1.0.dist-info"
     folder.mkdir()
     (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: other\nVersion: 1.0\n")
@@ -163,7 +163,7 @@ def test_errors_in_other_packages_are_named(name, error, message):
 
 @pytest.mark.usefixtures("others")
 def test_errors_in_other_packages_do_not_affect_other_engines(capsys):
-    """Lists name it; refusals, which try all engines there are, leave it out."""
+    """Lists name the errors; refusals, which try all engines, skip these packages."""
     main(["engines"])
     told = capsys.readouterr().out
     assert "cannot be loaded from no_such_module" in told

@@ -1,4 +1,4 @@
-"""What a refusal names works on the very model that was refused: every engine and option of each message is tried."""
+"""Remedies work: every engine and option that a refusal names is tried on the refused model."""
 
 import re
 
@@ -92,7 +92,7 @@ def step(engine, model, chains=None, **attached):
 
 @pytest.fixture(params=REFUSED)
 def refused(request):
-    """The message that a first step ends with, and how to make the model anew."""
+    """The error of a first step, and a function that creates the model."""
     build, words, chains, named = REFUSED[request.param]
     with pytest.raises(gradfree.ChainError) as error:
         step(engine_of(words), build(), chains)
@@ -116,7 +116,7 @@ def test_every_option_that_a_refusal_names_works_on_that_model(refused):
 
 
 def test_chains_that_a_message_suggests_can_be_attached():
-    """Not every container can be taken apart."""
+    """Not every container is a chain of single layers."""
     model = nn.Sequential(nn.Sequential(nn.Linear(6, 6)), nn.Sequential(Block(), Block()))
     (problem,) = gradfree.create_engine("pepita").validate(model).problems
     assert "What can be named, chains=[...]: ['0']" in problem

@@ -1,4 +1,4 @@
-"""Sweeping until the cotangents change no more than a tolerance, in place of a number of sweeps."""
+"""Sweeps to a tolerance instead of a fixed number."""
 
 import pytest
 import torch
@@ -26,7 +26,7 @@ def solved(model, x, path, name, scale=1.0, **options):
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", NAMES)
 def test_it_stops_after_the_first_sweep_below_the_tolerance(name, kind):
-    """The residual behind k sweeps is what sweep k + 1 changes: known from runs with a fixed number."""
+    """The residual after k sweeps is the change of sweep k + 1, known from runs with a fixed number."""
     make, batch, path = KINDS[kind]
     model, x = make().eval(), batch()
     links = 9 if kind == "blocks" else 6
@@ -52,7 +52,7 @@ def gradients_of_backprop(model, x):
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", NAMES)
 def test_a_non_finite_change_ends_the_sweeps(name, kind):
-    """A NaN or inf cotangent passes on, as in backpropagation; zeros are solved already."""
+    """NaN and inf cotangents propagate as in backpropagation; zeros need no sweep."""
     make, batch, path = KINDS[kind]
     model, x = make(), batch()
     for scale, found in ((float("nan"), torch.isnan), (float("inf"), torch.isnan), (0.0, lambda g: g == 0.0)):

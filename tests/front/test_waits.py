@@ -1,6 +1,6 @@
-"""No step of any engine waits for the device, unless sweeps go on until a tolerance: before the first and after each.
+"""No step of any engine waits for the device, except sweeps to a tolerance: before the first and after each.
 
-Counted by the device that these tests have of their own: ``pytest --device pretend``.
+The tests' pretended device counts the waits: ``pytest --device pretend``.
 """
 
 from dataclasses import replace
@@ -29,9 +29,9 @@ def waits_of(step):
 
 
 def counted(engine, case):
-    """Return the waits of a step with the engine and without, and when sweeps end; ``None`` where the chain is refused.
+    """Return the waits of a step with and without the engine, and when sweeps end; ``None`` if the chain is refused.
 
-    What is asked once of each model, when a chain is attached and in its first steps, is not counted.
+    Waits at attaching and in the first steps, which happen once for each model, do not count.
     """
     specimen = Specimen(case)
     plain = waits_of(specimen.gradients)
@@ -50,7 +50,7 @@ def counted(engine, case):
 
 @pytest.fixture
 def _takes_pinned_memory(monkeypatch):
-    """As a GPU does: what packed sequences send there is not waited for."""
+    """As on a GPU: copies of packed sequences to it are not waited for."""
     monkeypatch.setattr("gradfree.devices.hardware.keeps_pinned", lambda device: device.type == pretend_device.NAME)
 
 

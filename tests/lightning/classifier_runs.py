@@ -1,4 +1,4 @@
-"""A module that knows nothing of gradfree, and runs of it."""
+"""A module that does not use gradfree, and training runs with it."""
 
 import lightning.pytorch as pl
 import torch
@@ -11,7 +11,7 @@ import gradfree.lightning
 
 
 class ResidualClassifier(pl.LightningModule):
-    """Knows nothing of gradfree."""
+    """A module that does not use gradfree."""
 
     def __init__(self, dropout=0.5):
         super().__init__()

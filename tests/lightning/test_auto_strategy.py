@@ -1,4 +1,4 @@
-"""``strategy="auto_engine"``: the choice is in Lightning's checkpoint, and a run that is resumed takes no turns."""
+"""``strategy="auto_engine"``: Lightning's checkpoint has the choice, and a resumed run has no turns."""
 
 import pytest
 import torch
@@ -15,7 +15,7 @@ pytestmark = quiet
 
 
 class Seen(Callback):
-    """Keeps what was on the layer in each batch."""
+    """Records the engine on the layer in each batch."""
 
     def __init__(self):
         self.engines = []

@@ -1,4 +1,4 @@
-"""Fabric trains with an engine and keeps what it remembers."""
+"""Fabric trains with an engine and saves the engine's state."""
 
 import lightning.fabric
 import pytest
@@ -23,7 +23,7 @@ def gate_fabric():
 
 
 def set_up(fabric, units):
-    """A GRU, and itself as Fabric wraps it."""
+    """A GRU, and its wrapper by Fabric."""
     model = nn.GRU(3, units)
     return model, fabric.setup(model, torch.optim.SGD(model.parameters(), 0.1))[0]
 
@@ -33,7 +33,7 @@ def means(fabric):
 
 
 def test_fabric_trains_and_saves_the_engines_state(tmp_path):
-    """Of each module that it has set up, whether they are there when the checkpoint is loaded or come later."""
+    """For each module, whether it is set up before or after the checkpoint is loaded."""
     fabric = gate_fabric()
     models = [set_up(fabric, units)[1] for units in (5, 7)]
 

@@ -61,7 +61,7 @@ REGISTRIES = {
 def test_every_engine_is_a_strategy_in_every_namespace(namespace):
     strategies = pytest.importorskip(f"{namespace}.strategies")
     names = getattr(strategies, REGISTRIES[namespace]).available_strategies()
-    # Lightning's own "auto" is another thing.
+    # "auto" has another meaning in Lightning.
     engines = ["auto_engine" if name == "auto" else name for name in gradfree.list_engines()]
     assert {name + suffix for name in engines for suffix in ("", "_ddp")} <= set(names)
 
@@ -103,7 +103,7 @@ def test_pytorch_lightning_trains_too(tmp_path, make):
 
 
 class Counting(pl.strategies.SingleDeviceStrategy):
-    """Somebody's own strategy."""
+    """A user's strategy."""
 
     def __init__(self, mark, **kwargs):
         super().__init__(**kwargs)
@@ -123,7 +123,7 @@ def test_an_engine_works_on_any_strategy_class(tmp_path):
 
 
 def test_strategies_pickle():
-    """Spawned processes get them that way, though their classes are made at run time."""
+    """Spawned processes get pickled strategies, although their classes are created at run time."""
     for strategy in (exact(), gradfree.lightning.EngineDDPStrategy("dsf", feedback=0.5, static_graph=True)):
         copied = pickle.loads(pickle.dumps(strategy))
         assert type(copied) is type(strategy)
@@ -188,7 +188,7 @@ def test_an_exception_in_training_leaves_the_module_detached(tmp_path):
 
 @pytest.mark.parametrize("name", ["backprop", "highway_bp"])
 def test_several_devices_or_nodes_are_refused(tmp_path, name):
-    """Lightning would take devices=2 for one without a word."""
+    """Lightning alone would silently use one device for devices=2."""
     with pytest.raises(ValueError, match=r"on one device, but was given devices=2\. Use the strategy '<engine>_ddp'"):
         trainer(tmp_path, strategy=name, devices=2)
     with pytest.raises(ValueError, match=r"num_nodes=2"):

@@ -1,4 +1,4 @@
-"""What people put around training in Lightning works with every engine as it does with backpropagation."""
+"""Common uses of Lightning work with every engine: manual optimization, validation, freezing, late models."""
 
 import lightning.pytorch as pl
 import pytest
@@ -14,24 +14,26 @@ pytestmark = quiet
 
 
 class Adversaries(pl.LightningModule):
-    """Two nets, two optimizers: one predicts noise from noise, the other learns to tell both apart."""
+    """Two nets with two optimizers, as in a GAN."""
 
     automatic_optimization = False
 
     def __init__(self, kind):
         super().__init__()
-        self.maker, self.judge = Net(kind), Net(kind)
+        self.generator, self.discriminator = Net(kind), Net(kind)
         self.widen = nn.Linear(3, 6)
 
     def configure_optimizers(self):
-        made = [*self.maker.parameters(), *self.widen.parameters()]
-        return torch.optim.Adam(made, 1e-2), torch.optim.SGD(self.judge.parameters(), 0.1)
+        made = [*self.generator.parameters(), *self.widen.parameters()]
+        return torch.optim.Adam(made, 1e-2), torch.optim.SGD(self.discriminator.parameters(), 0.1)
 
     def losses(self, x, y):
-        """Yield the maker's loss, which goes through the judge, and then the judge's own."""
-        yield nn.functional.cross_entropy(self.judge(self.widen(self.maker(x))), y)
-        made = self.widen(self.maker(x)).detach()
-        yield nn.functional.cross_entropy(self.judge(x), y) + nn.functional.cross_entropy(self.judge(made), 0 * y)
+        """Yield the generator's loss, which passes through the discriminator, and then the discriminator's loss."""
+        yield nn.functional.cross_entropy(self.discriminator(self.widen(self.generator(x))), y)
+        made = self.widen(self.generator(x)).detach()
+        yield nn.functional.cross_entropy(self.discriminator(x), y) + nn.functional.cross_entropy(
+            self.discriminator(made), 0 * y
+        )
 
     def training_step(self, batch, index):
         losses = self.losses(*batch)
@@ -52,8 +54,8 @@ class Adversaries(pl.LightningModule):
 @pytest.mark.slow
 @over(WITH_STATE)
 def test_manual_optimization_with_two_optimizers_equals_a_plain_loop(tmp_path, engine, kind):
-    """A frozen chain passes the error on to the one before it, and each step counts for its own chain alone."""
-    chains = ["maker.middle", "judge.middle"]
+    """A frozen chain passes the error to the chain before it, and each step counts for one chain only."""
+    chains = ["generator.middle", "discriminator.middle"]
     module, carrier = fresh(kind, Adversaries), strategy(engine, chains=chains)
     trainer(tmp_path, strategy=carrier, max_epochs=1).fit(module)
 
@@ -62,7 +64,9 @@ def test_manual_optimization_with_two_optimizers_equals_a_plain_loop(tmp_path, e
     with engine.attach(expected, chains) as handle:
         for x, y in expected.train_dataloader():
             losses = expected.losses(x, y)
-            for optimizer, frozen in zip(optimizers, ([expected.judge], [expected.maker, expected.widen]), strict=True):
+            for optimizer, frozen in zip(
+                optimizers, ([expected.discriminator], [expected.generator, expected.widen]), strict=True
+            ):
                 for part in frozen:
                     part.requires_grad_(False)
                 optimizer.zero_grad()
@@ -76,13 +80,13 @@ def test_manual_optimization_with_two_optimizers_equals_a_plain_loop(tmp_path, e
 
 
 def test_two_chains_in_depth_must_be_named(tmp_path):
-    with pytest.raises(gradfree.ChainError, match=r"Say which: chains=\['maker.middle', 'judge.middle'\]"):
+    with pytest.raises(gradfree.ChainError, match=r"Say which: chains=\['generator.middle', 'discriminator.middle'\]"):
         trainer(tmp_path, strategy="foton").fit(fresh("layers", Adversaries))
 
 
 @over(WITH_STATE)
 def test_validation_during_training_does_not_change_it(tmp_path, engine, kind):
-    """Sanity check, validation twice an epoch; test and predict before and behind; nothing is left on the module."""
+    """Sanity check, validation twice an epoch, test and predict before and after; the module is restored."""
     plain, module = fresh(kind), fresh(kind)
     trainer(tmp_path, engine, limit_val_batches=0).fit(plain)
     run = trainer(tmp_path, engine, val_check_interval=0.5, num_sanity_val_steps=2)
@@ -101,7 +105,7 @@ def first_part(module):
 
 
 class Thawing(BaseFinetuning):
-    """Trains the chain's first part from the second epoch on, what lies before the chain never."""
+    """Trains the chain's first part from the second epoch on, and the modules before the chain never."""
 
     def freeze_before_training(self, module):
         self.freeze([module.net.stem, first_part(module)])
@@ -138,7 +142,7 @@ def test_parts_of_a_chain_can_be_frozen_and_unfrozen(tmp_path, engine, kind):
 @pytest.mark.slow
 @over(WITH_STATE)
 def test_nets_built_in_configure_model_train(tmp_path, engine, kind):
-    """In configure_model, as for models that are too large to be built before; and under anomaly detection."""
+    """As for models that are too large to be built before; with anomaly detection."""
 
     class Late(PlainModule):
         def __init__(self, kind):
@@ -156,7 +160,7 @@ def test_nets_built_in_configure_model_train(tmp_path, engine, kind):
 
 @pytest.mark.parametrize("how", ["by name", "as an object"])
 def test_the_strategy_uses_the_trainers_gpu(tmp_path, monkeypatch, how):
-    """Lightning makes a strategy that it knows by name without a device. With two GPUs that are not there."""
+    """Lightning creates a strategy by name without a device. The two GPUs are mocked."""
     for name, value in {"is_available": True, "device_count": 2}.items():
         monkeypatch.setattr(f"torch.cuda.{name}", lambda value=value: value)
     monkeypatch.setattr("lightning.fabric.accelerators.cuda.num_cuda_devices", lambda: 2)
@@ -169,7 +173,7 @@ def test_the_strategy_uses_the_trainers_gpu(tmp_path, monkeypatch, how):
 
 
 def test_pruning_the_layers_of_a_layer_engine_is_refused(tmp_path):
-    """It puts hooks between the layer and the engine; blocks and recurrent layers do not mind."""
+    """Pruning adds hooks between the layer and the engine; blocks and recurrent layers support these."""
     module = fresh("layers")
     pruning = pl.callbacks.ModelPruning("l1_unstructured", [(module.net.middle[0], "weight")], amount=0.3)
     with pytest.raises(gradfree.ChainError, match=r"net\.middle\.0 has got a forward hook or pre-hook"):

@@ -1,4 +1,4 @@
-"""Callbacks that look at an engine log what they see and change nothing."""
+"""Callbacks log fidelity and figures, and do not change the training."""
 
 import lightning.pytorch as pl
 import pytest
@@ -16,7 +16,7 @@ pytestmark = [
 
 
 class Logged(pl.Callback):
-    """Keeps what is logged at every step."""
+    """Records the logs of every step."""
 
     def __init__(self):
         self.steps = []
@@ -54,7 +54,7 @@ def test_callbacks_raise_without_an_engine(tmp_path, callback):
 @pytest.mark.parametrize("prog_bar", [False, True])
 @pytest.mark.parametrize("options", [{}, {"accumulate_grad_batches": 2, "gradient_clip_val": 0.1}])
 def test_engine_figures_are_logged_every_n_steps_and_change_nothing(tmp_path, options, prog_bar):
-    """Any logger gets them, the progress bar on request; between two looks engines compute none."""
+    """Any logger gets them, the progress bar on request; in other steps engines compute none."""
     logged, asked = Logged(), []
 
     class Asked(pl.Callback):
@@ -78,7 +78,7 @@ def test_engine_figures_are_logged_every_n_steps_and_change_nothing(tmp_path, op
 
 @pytest.mark.parametrize("options", [{}, {"accumulate_grad_batches": 2, "gradient_clip_val": 0.1}])
 def test_watch_gradient_logs_the_cosine_improves_the_gradient_and_saves_its_state(tmp_path, options):
-    """Looks count steps of the optimizer; a run that is resumed goes on with the options that were taken."""
+    """Checks count optimizer steps; a resumed run continues with the improved options."""
     watching = gradfree.lightning.WatchGradient(every_n_steps=2, least_cosine=0.999999, rises=1)
     run = trainer(
         tmp_path,

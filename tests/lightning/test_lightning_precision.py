@@ -1,4 +1,4 @@
-"""Every engine under Lightning's precisions: the run is the plain loop's, clipping and accumulation included."""
+"""Every engine with Lightning's precisions equals a plain loop, with clipping and accumulation."""
 
 from contextlib import nullcontext
 from itertools import pairwise
@@ -21,7 +21,7 @@ def scaler(precision):
 
 
 def plain_loop(module, engine, precision):
-    """Train for two epochs as Lightning does with accumulate_grad_batches=2, in a loop of one's own."""
+    """Train for two epochs in a plain loop, as Lightning does with accumulate_grad_batches=2."""
     module = module.to(TRUE.get(precision, torch.float32))
     optimizer, scale = module.configure_optimizers(), scaler(precision)
     autocast = torch.autocast("cpu", MIXED[precision]) if precision in MIXED else nullcontext()
@@ -50,8 +50,8 @@ def plain_loop(module, engine, precision):
 )
 @over(WITH_STATE)
 def test_lightning_trains_like_a_plain_loop(tmp_path, engine, kind, precision):
-    """To the last bit: Lightning adds nothing to an engine and takes nothing away."""
-    # By name Lightning would take bfloat16 on a CPU in place of float16.
+    """The weights are bitwise equal."""
+    # By name Lightning would use bfloat16 on a CPU instead of float16.
     plugin = {"plugins": MixedPrecision(precision, "cpu", scaler(precision))} if precision == "16-mixed" else {}
     chosen = plugin or {"precision": precision}
     module = fresh(kind)
@@ -65,7 +65,7 @@ def test_lightning_trains_like_a_plain_loop(tmp_path, engine, kind, precision):
 
 @over(WITH_STATE | {"foton, layers": RUNS["foton, layers"]})
 def test_a_step_skipped_by_the_scaler_changes_nothing(tmp_path, engine, kind):
-    """The scale overflows: neither weights nor what the engine remembers take part in such steps."""
+    """The scale overflows: such steps change neither the weights nor the engine's state."""
 
     class Watched(PlainModule):
         history = ()

@@ -1,4 +1,4 @@
-"""What an engine keeps from step to step: in checkpoints, over several fits, and through Lightning's tuners."""
+"""The engine's state in checkpoints, over several fits, and with Lightning's tuners."""
 
 import pytest
 import torch
@@ -12,7 +12,7 @@ pytestmark = quiet
 
 
 def same(a, b):
-    """Tell whether two states of engines are equal to the last bit."""
+    """Return whether two states of engines are bitwise equal."""
     return a.keys() == b.keys() and all(
         a[path].keys() == b[path].keys() and all(torch.equal(a[path][key], b[path][key]) for key in a[path])
         for path in a
@@ -20,7 +20,7 @@ def same(a, b):
 
 
 def half_precision(name):
-    """Return a Trainer's options for ``name``; mixed float16 with a scale that grows on the way."""
+    """Return a Trainer's options for ``name``; mixed float16 with a scale that grows during the run."""
     if name != "16-mixed":
         return {"precision": name}
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=5)
@@ -30,7 +30,7 @@ def half_precision(name):
 @pytest.mark.parametrize("precision", ["bf16-mixed", pytest.param("16-mixed", marks=pytest.mark.slow)])
 @over(WITH_STATE | {"highway_bp, blocks": RUNS["highway_bp, blocks"]})
 def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path, engine, kind, precision):
-    """To the last bit, weights and engine: 8 batches are no multiple of what the engines count to."""
+    """Weights and engine are bitwise equal. 8 batches are not a multiple of the engines' step counts."""
     whole, carrier = fresh(kind), strategy(engine)
     trainer(tmp_path, strategy=carrier, max_epochs=3, **half_precision(precision)).fit(whole)
 
@@ -62,7 +62,7 @@ def batch_scaled(run, module):
 @pytest.mark.parametrize("tune", [tuned_by_callback, tuned_before, batch_scaled])
 @over(WITH_STATE | {"foton, layers": RUNS["foton, layers"], "truncated, blocks": RUNS["truncated, blocks"]})
 def test_a_tuner_before_training_changes_nothing(tmp_path, engine, kind, tune):
-    """Searches train, restore weights and optimizer, and go on: the engine's count and means with them."""
+    """Tuners train, then restore weights and optimizer; the engine's count and means are restored as well."""
     untouched, module = fresh(kind), fresh(kind)
     carriers = [strategy(engine), strategy(engine)]
     trainer(tmp_path, strategy=carriers[0]).fit(untouched)
@@ -101,7 +101,7 @@ def test_a_checkpoint_of_a_run_without_an_engine_may_be_resumed_with_one(tmp_pat
 
 
 def test_weights_load_without_gradfree(tmp_path, request):
-    """Hyperparameters and weights of engines' checkpoints, where it cannot be imported."""
+    """Hyperparameters and weights of a checkpoint load although gradfree cannot be imported."""
     expected = {}
     for number, ((name, options), kind) in enumerate(WITH_STATE.values()):
         path = tmp_path / f"{number}.ckpt"

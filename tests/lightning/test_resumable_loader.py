@@ -1,4 +1,4 @@
-"""A loader that goes on with the next batch of its epoch."""
+"""A loader that continues with the next batch of its epoch."""
 
 from itertools import islice
 
@@ -37,7 +37,7 @@ def test_a_resumed_loader_continues_with_the_next_batch_of_its_epoch_only():
 
 
 def test_after_the_last_batch_of_a_sampler_without_epochs_the_next_epoch_begins():
-    """The place (0, 5) of a sampler that counts no epochs is the end of one: nothing of the next may be left out."""
+    """For a sampler without epochs, position (0, 5) is the end of an epoch; the next epoch must be complete."""
     examples = TensorDataset(torch.arange(10))
     first = ResumableLoader(examples, 2)
     whole = batches(first)
@@ -49,7 +49,7 @@ def test_after_the_last_batch_of_a_sampler_without_epochs_the_next_epoch_begins(
 
 
 def test_a_loader_does_not_change_the_random_numbers_of_dropout():
-    """Each iterator of a loader without a generator of its own moves torch's; it follows the seed nevertheless."""
+    """An iterator without a generator would use torch's; our loader's order still depends on the seed."""
     before = torch.get_rng_state()
     one, other = loader(4), loader(4)
     batches(one)

@@ -1,4 +1,4 @@
-"""deeppcr where a chain has no Jacobian for each sample, or none that fits, and in lower precisions."""
+"""deeppcr on chains that mix samples, with too large Jacobians, and in low precision."""
 
 import pytest
 import torch
@@ -35,14 +35,14 @@ class Attending(nn.Module):
 
 
 class Rolling(Plain):
-    """Samples take from the one two places before them, and from no other: even ones from even ones."""
+    """Each sample depends only on the sample two places before it: even ones on even ones."""
 
     def forward(self, x):
         return super().forward(x) + 1e-6 * x.roll(2, 0)
 
 
 class Taking(Plain):
-    """The first sample takes from the second."""
+    """The first sample depends on the second."""
 
     def forward(self, x):
         return super().forward(x) + 1e-6 * torch.cat([x[1:2], torch.zeros_like(x[1:])])
@@ -110,7 +110,7 @@ class Hooked(Plain):
 
 
 def test_a_backward_pass_that_is_not_linear_gives_nan():
-    """Clamping has no Jacobian; a wrong gradient in silence would be worse."""
+    """Clamping is not linear, and NaN is better than a silently wrong gradient."""
     model, x = Model([Hooked() for _ in range(4)]), torch.randn(4, 6)
     for block in model.blocks:
         block.hook = lambda g: g.clamp(-0.3, 0.3)

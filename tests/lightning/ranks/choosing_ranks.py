@@ -1,4 +1,4 @@
-"""Trains with ``auto`` on ranks whose clocks disagree, and writes what was chosen, and when the engine changed."""
+"""Trains with ``auto`` on ranks with different times, and writes the choice and when the engine changed."""
 
 import logging
 import os
@@ -15,7 +15,7 @@ import gradfree.lightning
 from gradfree.choosing.turns import Turns
 
 TIMES = [[4.0, 1.0, 3.0, 2.0], [4.0, 3.5, 3.0, 2.0]]
-"""Of each rank: the second way is the fastest on the first, the last on the slowest of both."""
+"""Times by rank: the second candidate is fastest on rank 0; the last one has the smallest maximum over both."""
 
 
 def main(folder):

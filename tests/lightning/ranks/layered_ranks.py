@@ -27,14 +27,14 @@ RANK = int(os.environ.get("RANK", "0"))
 
 
 class Counting(PlainModule):
-    """Counts what it has validated."""
+    """Counts its validation batches."""
 
     def __init__(self, batch_size=8):
         super().__init__("blocks", batch_size=batch_size)
         self.seen = SumMetric()
 
     def train_dataloader(self):
-        """Return this device's share, in order: of a sampler that Lightning puts in the order is another."""
+        """Return this device's share, in order; a sampler from Lightning would have another order."""
         share = getattr(self.trainer.strategy, "distributed_sampler_kwargs", {"num_replicas": 1, "rank": 0})
         sampler = DistributedSampler(samples(), shuffle=False, **share)
         return DataLoader(samples(), self.hparams.batch_size, sampler=sampler)
@@ -51,7 +51,7 @@ class Counting(PlainModule):
 
 
 def fitted(strategy, epochs, devices=4, copies=1, resume=None, **options):
-    """Return the Trainer, and what it has logged."""
+    """Return the Trainer and its logs."""
     torch.manual_seed(0)
     options = OPTIONS | {"precision": "64-true", "gradient_clip_val": 0.2} | options
     trainer = pl.Trainer(
@@ -66,7 +66,7 @@ def on_ranks(stages, **options):
 
 
 def skipping():
-    """Return the scale before and behind a step that one rank cannot take, and whether its weights have moved."""
+    """Return the scale before and after a step that overflows on one rank, and whether weights have changed."""
 
     class Overflowing(pl.Callback):
         def on_after_backward(self, trainer, module):

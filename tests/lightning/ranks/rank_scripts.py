@@ -1,4 +1,4 @@
-"""What scripts share that train as one rank of as many as WORLD_SIZE says."""
+"""Helpers for scripts that train as one of WORLD_SIZE ranks."""
 
 import os
 from collections import OrderedDict
@@ -24,17 +24,17 @@ class Module(PlainModule):
 
 
 def create_net(kind):
-    """Return the net at the path that it has in a LightningModule, too: random feedback depends on the path."""
+    """Return the net at the same path as in a LightningModule, since random feedback depends on the path."""
     torch.manual_seed(0)
     return nn.Sequential(OrderedDict(net=Net(kind))).double()
 
 
 def loader(devices):
-    """Return the batches of this rank, which together make up those of one device."""
+    """Return this rank's batches; those of all ranks together are the batches of one device."""
     sampler = DistributedSampler(samples(), devices, int(os.environ["RANK"]), shuffle=False)
     return DataLoader(samples(), SAMPLES // devices, sampler=sampler)
 
 
 def optimizer(net):
-    """Return that of the Module."""
+    """Return the state of the Module."""
     return torch.optim.SGD(net.parameters(), 0.1, momentum=0.9)

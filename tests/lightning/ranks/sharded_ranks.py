@@ -31,7 +31,7 @@ def create_engine(name):
 
 
 def trained(model, batches, handle=None):
-    """Return all weights after some steps, behind each of which ranks average what the engine remembers."""
+    """Return all weights after some steps, with the engine's means averaged over ranks after each."""
     stepper = optimizer(model)
     for x, y in batches:
         stepper.zero_grad()
@@ -59,7 +59,7 @@ def one_process(name, kind):
 
 
 def sharded_in_parts(name, kind):
-    """The chain as a whole, and what lies around it."""
+    """Shard the chain as a whole, and the modules around it."""
     model = create_net(kind)
     for part in (model.net.stem, model.net.middle):
         fully_shard(part, mesh=mesh())
@@ -69,7 +69,7 @@ def sharded_in_parts(name, kind):
 
 
 class Sharded(Module):
-    """Shards its net, in float64, where Lightning asks for it; its strategy knows no such precision."""
+    """Shards its net in ``configure_model``, in float64, which Lightning's strategy does not support by itself."""
 
     def training_step(self, batch, index):
         x, y = batch
@@ -117,7 +117,7 @@ def all_runs():
 
 
 def sharded_block_by_block():
-    """Return the weights after training with what leaves the blocks to autograd, and those of one process."""
+    """Return the weights after training with ``backprop``, which uses autograd, and those of one process."""
     model = create_net("blocks")
     for block in model.net.middle:
         fully_shard(block, mesh=mesh())
@@ -136,7 +136,7 @@ class Cells(nn.Module):
 
 
 def refusals():
-    """Return the messages where something inside a chain is sharded, before attaching and after."""
+    """Return the errors if a module inside a chain is sharded, before or after attaching."""
     makes = {
         "a block": (lambda: create_net("blocks"), lambda model: model.net.middle[1]),
         "a part of a block": (lambda: create_net("blocks"), lambda model: model.net.middle[2].branch),
@@ -159,7 +159,7 @@ def refusals():
 
 
 def comparisons():
-    """Return the cosines that the callback logs, and the message where parameters are taken away in between."""
+    """Return the cosines that the callback logs, and the error if parameters are resharded in between."""
     logged = []
 
     class Logged(pl.Callback):
@@ -178,7 +178,7 @@ def comparisons():
 
 
 def remembered(folder):
-    """Return what the engine remembers at the end of a fit, and when another one goes on from its checkpoint."""
+    """Return the engine's state at the end of a fit, and when another fit resumes from its checkpoint."""
     OPTIONS["dsf"] = {"feedback": "gate"}
     states = []
 

@@ -1,4 +1,4 @@
-"""What an engine remembers on two gloo ranks that train by DDP."""
+"""The engine's state on two gloo ranks that train by DDP."""
 
 import pytest
 import torch
@@ -14,7 +14,7 @@ def means_of(states):
 
 
 def test_a_running_mean_is_equal_on_all_ranks_and_resumed_bitwise(tmp_path):
-    """Each rank's batches move its own mean; behind each step it is that of all, so one rank's checkpoint is enough."""
+    """Each rank's batches move its own mean; after each step means are averaged, so one rank's checkpoint suffices."""
     resumed = results_of_ranks(tmp_path, resumed_ranks.__file__)
     (whole, states), _ = resumed[0]
     assert len(states) == resumed_ranks.STEPS
@@ -30,7 +30,7 @@ def test_a_running_mean_is_equal_on_all_ranks_and_resumed_bitwise(tmp_path):
 
 
 def test_ranks_with_different_times_choose_the_same_engine(tmp_path):
-    """That which is the fastest on the slowest of them; the weights stay the same on both."""
+    """The engine with the smallest maximum over ranks; the weights stay equal on both."""
     first, second = results_of_ranks(tmp_path, choosing_ranks.__file__)
     assert first[0] == second[0] == "Shooting()"
     assert first[1] == second[1]

@@ -12,7 +12,7 @@ layered_ranks = pytest.importorskip("layered_ranks")
 
 
 def assert_same(path, trainer):
-    """Check that a checkpoint is that of one process."""
+    """Assert that a checkpoint equals that of one process."""
     trainer.save_checkpoint(path.with_suffix(".one"))
     found, expected = (torch.load(p, weights_only=False) for p in (path, path.with_suffix(".one")))
     (weights, its), (expected_weights, one) = (
@@ -32,7 +32,7 @@ def assert_same(path, trainer):
 @pytest.mark.processes
 @pytest.mark.slow
 def test_four_ranks_train_as_one_process(tmp_path):
-    """Two copies on two ranks each; four ranks and one process resume them; clipped by the norm of all."""
+    """Two copies on two ranks each; four ranks and one process resume them; gradients are clipped by the total norm."""
     found = results_of_ranks(tmp_path, layered_ranks.__file__, ranks=4)
     one, two_epochs = layered_ranks.fitted("auto", 2, devices=1)
     assert_same(tmp_path / "two.ckpt", one)
@@ -42,7 +42,7 @@ def test_four_ranks_train_as_one_process(tmp_path):
         assert rank["two copies"] == pytest.approx(two_epochs)
         assert rank["resumed"] == pytest.approx(three_epochs)
         assert rank["tested"] == {"seen": 64.0, "total": 64.0}
-        # The one rank's overflow is all ranks'.
+        # An overflow on one rank skips the step on all.
         assert rank["skipped"] == (4.0, False)
         assert "stages=3, but the Trainer has 4 devices" in rank["refused"][0]
         assert "no module at 'nothing'" in rank["refused"][1]

@@ -35,7 +35,7 @@ def test_two_ranks_train_a_sharded_model_as_one_process_does(ranks, run):
 )
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_modules_sharded_inside_a_chain_are_refused(ranks, what, path, when):
-    """Its gradients would be zero without a word."""
+    """Their gradients would silently be zero."""
     for rank in ranks:
         message = rank["refusals"][what, when]
         assert f"{path} is sharded by FSDP and lies inside a chain" in message
@@ -54,7 +54,7 @@ def test_gradients_are_compared_only_while_parameters_are_whole(ranks):
 
 
 def test_sharded_checkpoints_contain_the_engines_state(ranks):
-    """Which Lightning loads when the engine is attached already."""
+    """Lightning loads these after the engine is attached."""
     for rank in ranks:
         saved, loaded = (state["net.middle"] for state in rank["remembered"])
         assert loaded.keys() == {"mean of 0.0.0"}
