@@ -99,7 +99,7 @@ class Registered(Covering):
             super().test_a_feature_works_or_is_refused(engine, case, feature)
         else:
             refusal = feature.refusal(engine, case)
-            # On another device more may work: torch's kernel, which may run recurrent layers there, supports everything.
+            # On another device more may work: recurrent layers that run by torch's kernel support everything.
             if case.device == "cpu":
                 assert_is_said(cell, refusal)
             else:
