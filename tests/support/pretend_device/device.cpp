@@ -1,7 +1,7 @@
 // "pretend": a device for tests that computes on the CPU, in memory that the CPU cannot read.
 //
-// What torch asks of a device is here. Every operation goes through `fallback`, which refuses to mix devices, draws
-// from the device's random numbers, counts what the host would wait for, and computes on copies.
+// It implements torch's interface of a device. Every operation goes through `fallback`, which refuses to mix devices,
+// uses the device's random generator, counts the waits of the host, and computes on copies.
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/EmptyTensor.h>
 #include <ATen/autocast_mode.h>
@@ -35,7 +35,7 @@ const c10::DispatchKeySet kKeys(c10::DispatchKey::PrivateUse1);
 
 // Memory -------------------------------------------------------------------------------------------------------------
 
-// Added to every address: no process has memory there, so whoever reads it without the device crashes at once.
+// Offset of every address: no process has memory there, so a read without the device crashes at once.
 constexpr uintptr_t kFarAway = uintptr_t{1} << 53;
 
 void* near(const void* far) {
@@ -51,7 +51,7 @@ struct Allocator final : c10::Allocator {
     if (bytes == 0) return {nullptr, kDevice};
     void* memory = std::malloc(bytes);
     TORCH_CHECK(memory, "pretend: out of memory");
-    // What is read before it is written is not a number, in any format.
+    // Uninitialized memory is NaN in every floating point format.
     std::memset(memory, 0xff, bytes);
     void* far = reinterpret_cast<void*>(reinterpret_cast<uintptr_t>(memory) + kFarAway);
     return {far, far, &release, kDevice};
@@ -93,7 +93,7 @@ const Tensor& resize_(const Tensor& self, at::IntArrayRef size, std::optional<at
 
 std::atomic<int64_t> waits{0};
 std::atomic<bool> late{false};
-// Operations compute on copies, and those are none that a host would wait for.
+// The copies on which operations compute do not count as waits of the host.
 thread_local int inside = 0;
 
 struct Inside {
@@ -147,7 +147,7 @@ Tensor copy_from_and_resize(const Tensor& self, const Tensor& dst) {
 
 struct Generator final : c10::GeneratorImpl {
   Generator() : GeneratorImpl(kDevice, kKeys) { set_current_seed(c10::default_rng_seed_val); }
-  // The same seed gives other numbers than on the CPU, as on any device.
+  // As on other devices, the same seed gives other numbers than on the CPU.
   void set_current_seed(uint64_t seed) override { seed_ = seed, numbers.set_current_seed(seed ^ 0x5eed); }
   uint64_t current_seed() const override { return seed_; }
   uint64_t seed() override {
@@ -194,12 +194,12 @@ bool is_mask(const c10::IValue& given) {
   return false;
 }
 
-bool is_alone_on_the_cpu(const Tensor& t) {
+bool is_on_the_cpu(const Tensor& t) {
   return t.defined() && t.is_cpu();
 }
 
-// As on a GPU: single numbers of the CPU may be handed over with an operation element by element; whoever picks by
-// index may have the indices on the CPU, and waits while they are copied.
+// As on a GPU, elementwise operations accept scalars on the CPU. Indexing accepts indices on the CPU, and the host
+// waits while they are copied.
 void refuse_mixed(const c10::OperatorHandle& op, c10::ArrayRef<c10::IValue> given) {
   const std::string& name = op.schema().name();
   const bool picks = name.find("index") != std::string::npos;
@@ -208,11 +208,11 @@ void refuse_mixed(const c10::OperatorHandle& op, c10::ArrayRef<c10::IValue> give
   for (const auto& one : given) {
     if (one.isTensor()) {
       const auto& t = one.toTensor();
-      TORCH_CHECK(!is_alone_on_the_cpu(t) || (by_element && t.dim() == 0), name,
+      TORCH_CHECK(!is_on_the_cpu(t) || (by_element && t.dim() == 0), name,
                   ": Expected all tensors to be on the same device, but found at least two devices, pretend:0 and cpu!");
     } else if (one.isList()) {
       for (const c10::IValue& part : one.toListRef()) {
-        if (!part.isTensor() || !is_alone_on_the_cpu(part.toTensor())) continue;
+        if (!part.isTensor() || !is_on_the_cpu(part.toTensor())) continue;
         TORCH_CHECK(picks, name,
                     ": Expected all tensors to be on the same device, but found at least two devices, pretend:0 and cpu!");
         wait();
@@ -222,7 +222,7 @@ void refuse_mixed(const c10::OperatorHandle& op, c10::ArrayRef<c10::IValue> give
 }
 
 bool host_waits(const c10::OperatorHandle& op, c10::ArrayRef<c10::IValue> given) {
-  // What torch picks by a mask it has counted before.
+  // For a mask, torch has called `nonzero` before, which waits.
   if (op.schema().name() == "aten::index") return false;
   if (op.schema().name().find("index") != std::string::npos)
     return std::any_of(given.begin(), given.end(), is_mask);
@@ -255,7 +255,7 @@ void convolution(const c10::OperatorHandle&, Stack* stack) {
   fallback(op, stack);
 }
 
-// The general operation is given the sizes of the bias, too.
+// The general operation also takes the sizes of the bias.
 void convolution_backward(const c10::OperatorHandle& given, Stack* stack) {
   static const auto op = found("aten::convolution_backward");
   const auto begin = stack->end() - static_cast<std::ptrdiff_t>(given.schema().arguments().size());
@@ -283,7 +283,7 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   bool queryStream(const c10::Stream&) const override { return copies.empty(); }
   void synchronizeStream(const c10::Stream&) const override { wait(); }
   void synchronizeDevice(const DeviceIndex) const override { wait(); }
-  // An event is over once the copies are made that were asked for before it.
+  // An event is complete when all earlier copies are made.
   void record(void** event, const c10::Stream&, const DeviceIndex, const c10::EventFlag) const override {
     if (!*event) *event = new int64_t;
     *static_cast<int64_t*>(*event) = copies_asked;
@@ -296,7 +296,7 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
 
 C10_REGISTER_GUARD_IMPL(PrivateUse1, Guard)
 
-// Without `override`: versions of torch differ in what they ask for.
+// Without `override`, since versions of torch differ in the methods of the interface.
 #pragma GCC diagnostic ignored "-Wsuggest-override"
 #pragma GCC diagnostic ignored "-Winconsistent-missing-override"
 struct Hooks final : at::PrivateUse1HooksInterface {
