@@ -74,21 +74,21 @@ SECOND_DERIVATIVES = _row(
 TRANSFORM = _row(
     _PASSES,
     "a transform of `torch.func`",
-    "{where} runs inside a transform of torch.func (grad, vmap, jvp, ...), which an engine's passes do not go through.",
+    "{where} runs inside a transform of torch.func (grad, vmap, jvp, ...), which engines do not support.",
     "Detach the engine for it, or call loss.backward() or torch.autograd.grad.",
 )
 OTHER_PASS = _row(
     _PASSES,
     "`torch.jit.trace`, forward-mode differentiation, compiled autograd",
-    "{where} runs in {other}, which an engine's passes do not go through.",
+    "{where} runs in {other}, which engines do not support.",
     "Detach it first.",
 )
 MANY_COTANGENTS = _row(
     _PASSES,
     "many cotangents at once, `is_grads_batched=True`",
     "the backward pass through {where} is run for many cotangents at once (is_grads_batched=True, vectorize=True), "
-    "which an engine does not do.",
-    "Run it for one after the other, or detach the engine.",
+    "which engines do not support.",
+    "Run it for one cotangent after the other, or detach the engine.",
 )
 CHANGED_IN_PLACE = _row(
     _PASSES,
@@ -99,15 +99,15 @@ CHANGED_IN_PLACE = _row(
 )
 NOT_FINITE_BEHIND = _row(
     _PASSES,
-    "NaN or inf behind a chain, under `detect_anomaly`",
+    "NaN or inf after a chain, under `detect_anomaly`",
     "non-finite cotangent at the output of {where}:",
-    "NaN or inf comes from behind it.",
+    "NaN or inf comes from a module after it, or from the loss.",
 )
 NOT_FINITE_INSIDE = _row(
     _PASSES,
-    "NaN or inf made by a layer, under `detect_anomaly`",
+    "NaN or inf inside a layer, under `detect_anomaly`",
     "non-finite gradient in {where}:",
-    "NaN or inf is in its input, its initial state or its weights, or an overflow made it.",
+    "NaN or inf is in its input, its initial state or its weights, or comes from an overflow.",
 )
 
 _MODULES = "Modules of a chain"
@@ -124,14 +124,14 @@ BACKWARD_HOOKS = _row(
 FORWARD_HOOKS = _row(
     _MODULES,
     "forward hooks in the cell of a `CellLayer`",
-    "{path} has forward hooks: an engine runs the cell without a graph, so what they see has no gradient.",
+    "{path} has forward hooks: an engine runs the cell without a graph, so tensors in the hooks have no gradient.",
     "Remove them while an engine is attached.",
 )
 GLOBAL_HOOKS = _row(
     _MODULES,
     "hooks on all modules, with a `CellLayer`",
     "there is a global hook on all modules (torch.nn.modules.module.register_module_forward_hook, a counter of FLOPs), "
-    "which would look at {path}: an engine runs the cell without a graph, so what it sees has no gradient.",
+    "which would run on {path}: an engine runs the cell without a graph, so tensors in the hook have no gradient.",
     "Remove it for passes with a graph, or detach the engine.",
 )
 RANDOM_CELL = _row(
@@ -165,35 +165,35 @@ LAZY = _row(
 
 _RANKS = "Blocks on ranks"
 _ELSEWHERE = (
-    "Across ranks, what runs behind the blocks may use the last block's output, and weights that are registered behind "
-    "the blocks; what runs before them, weights that are registered before."
+    "Across ranks, modules after the blocks may use the last block's output, and weights that are registered after the "
+    "blocks. Modules before the blocks may use weights that are registered before them."
 )
 
 SHARED_WEIGHT = _row(
     _RANKS,
     "one weight on several ranks, such as an embedding that is the head, too",
-    "{first} and {second} are one weight, which would lie on two ranks.",
+    "{first} and {second} are one weight, which would be on two ranks.",
     "Untie them: give one of them a copy. Or train on one rank.",
 )
 
 BETWEEN = _row(
     _RANKS,
     "anything computed between blocks",
-    "{path} is not given what the block before it returned: across ranks nothing may be computed between blocks, nor "
-    "by hooks that replace their outputs.",
-    "Move it into a block.",
+    "{path} does not get the output of the block before it: across ranks nothing may be computed between blocks, and "
+    "hooks may not replace their outputs.",
+    "Move the computation into a block.",
 )
 OUT_OF_ORDER = _row(
     _RANKS,
     "blocks in another order, or twice",
-    "{path} has run where {came}: across ranks the blocks run once each, in their order.",
+    "{path} has run, but {came}: across ranks each block runs once, in order.",
     "Put them in the order in which they run.",
 )
 NOT_RUN = _row(
     _RANKS,
     "blocks that are left out",
     "the model has not run {path}: across ranks every block runs once.",
-    "Let a block that is to do nothing return what it is given.",
+    "Let a block that does nothing return its input.",
 )
 NO_STATE = _row(
     _RANKS,
@@ -204,25 +204,25 @@ NO_STATE = _row(
 SECOND_INPUT = _row(
     _RANKS,
     "a second input that needs a gradient",
-    "{path} is given a tensor that needs a gradient beside its state, which would not come back from other ranks.",
+    "{path} gets a second tensor that needs a gradient, besides its state; other ranks would not return that gradient.",
     "Detach it, or compute it in the block.",
 )
 SECOND_OUTPUT = _row(
     _RANKS,
-    "tensors returned beside the state",
-    "{path} returns tensors beside its state, which do not go to other ranks.",
+    "tensors returned besides the state",
+    "{path} returns tensors besides its state, which are not sent to other ranks.",
     "Let it return only its state.",
 )
 ELSEWHERE = _row(
     _RANKS,
-    "the use of what lies on another rank",
+    "the use of a value on another rank",
     "{what} depends on {name}, which is on another rank.",
     _ELSEWHERE,
 )
 NAN_FROM_ELSEWHERE = _row(
     _RANKS,
     "NaN in a first pass",
-    "{what} is NaN in its first pass: the model or its input is at fault, or it depends on what is on another rank.",
+    "{what} is NaN in its first pass: the model or its input is wrong, or it depends on a value on another rank.",
     _ELSEWHERE,
 )
 LOSS_ELSEWHERE = _row(

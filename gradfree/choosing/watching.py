@@ -109,7 +109,7 @@ class GradientWatch:
         else:
             self.risen += 1
         _log.warning(
-            "step %d: the gradient's cosine with the exact one is %.3f, below %g. Training goes on with %s.",
+            "step %d: the gradient's cosine with the exact one is %.3f, below %g. Training continues with %s.",
             step,
             cosine,
             self.least_cosine,

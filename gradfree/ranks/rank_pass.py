@@ -165,7 +165,7 @@ class RankPass:
 
     def _begin(self, index: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
         if index != self._next:
-            came = f"{self._blocks[self._next]} was to come" if self._next < len(self._blocks) else "all have run"
+            came = f"{self._blocks[self._next]} was next" if self._next < len(self._blocks) else "all have run already"
             raise errors.OUT_OF_ORDER.error(path=self._blocks[index], came=came)
         self._next += 1
         state, others, _ = self._ports[index].take(args, kwargs)

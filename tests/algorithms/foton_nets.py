@@ -6,7 +6,7 @@ import gradfree
 from gradfree.algorithms import FOTON
 from gradfree.testing.cases.models import gradients
 
-WAYS = {
+FORMS = {
     "stored": {},
     "streaming": {"streaming": True},
     "tangent": {"perturbation": "tangent"},

@@ -3,7 +3,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from foton_nets import WAYS, convolutions, foton_gradients, orthogonal
+from foton_nets import FORMS, convolutions, foton_gradients, orthogonal
 from layered_nets import dense
 from torch import nn
 
@@ -34,13 +34,13 @@ LINEAR_NETS = {
 }
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("kind", LINEAR_NETS)
-def test_linear_nets_that_do_not_expand_get_exact_gradients(kind, way):
+def test_linear_nets_that_do_not_expand_get_exact_gradients(kind, form):
     make, shape = LINEAR_NETS[kind]
     net, x = orthogonal(make()), torch.randn(shape)
     expected = gradients(net, lambda: net(x))
-    assert_equal_gradients(foton_gradients(net, x, **WAYS[way]), expected)
+    assert_equal_gradients(foton_gradients(net, x, **FORMS[form]), expected)
 
 
 @pytest.mark.parametrize("streaming", [False, True])
@@ -51,12 +51,12 @@ def test_linear_layers_applied_at_every_position_get_exact_gradients(streaming):
     assert_equal_gradients(foton_gradients(net, x, streaming=streaming), expected)
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_modules_before_and_after_the_chain_get_gradients(way):
+@pytest.mark.parametrize("form", FORMS)
+def test_modules_before_and_after_the_chain_get_gradients(form):
     net = nn.Sequential(nn.Linear(5, 12), nn.Tanh(), orthogonal(dense(12, 9, 9, 7)), nn.Tanh(), nn.Linear(7, 2))
     x = torch.randn(4, 5)
     expected = gradients(net, lambda: net(x))
-    with FOTON(**WAYS[way]).attach(net, ["2"]):
+    with FOTON(**FORMS[form]).attach(net, ["2"]):
         assert_equal_gradients(gradients(net, lambda: net(x)), expected)
 
 
@@ -71,8 +71,8 @@ def test_linear_nets_that_expand_get_the_projected_gradient(widths):
         layer.weight.grad = product @ product.T @ layer.weight.grad
         layer.bias.grad = product @ product.T @ layer.bias.grad
     expected = {name: p.grad.clone() for name, p in net.named_parameters()}
-    for way in WAYS.values():
-        assert_equal_gradients(foton_gradients(net, x, **way), expected)
+    for form in FORMS.values():
+        assert_equal_gradients(foton_gradients(net, x, **form), expected)
 
 
 def papers_gradients(net, x, feedback, error):
@@ -91,9 +91,9 @@ def papers_gradients(net, x, feedback, error):
     return {name: p.grad.clone() for name, p in net.named_parameters()}
 
 
-@pytest.mark.parametrize("way", ["stored", "streaming", "F kept"])
+@pytest.mark.parametrize("form", ["stored", "streaming", "F kept"])
 @pytest.mark.parametrize("samples", [1, 3, 9])
-def test_tanh_nets_follow_the_papers_two_passes(samples, way):
+def test_tanh_nets_follow_the_papers_two_passes(samples, form):
     net, x, y = dense(8, 8, 6, 4, bend=nn.Tanh), torch.randn(samples, 8), torch.randint(4, (samples,))
     with torch.no_grad():
         error = (net(x).softmax(-1) - F.one_hot(y, 4)) / samples
@@ -102,7 +102,7 @@ def test_tanh_nets_follow_the_papers_two_passes(samples, way):
             p.grad = torch.zeros_like(p)
         expected = papers_gradients(net, x, feedback, error)
     net.zero_grad()
-    with FOTON(**WAYS[way]).attach(net):
+    with FOTON(**FORMS[form]).attach(net):
         F.cross_entropy(net(x), y).backward()
     assert_equal_gradients({name: p.grad for name, p in net.named_parameters()}, expected)
 

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from foton_nets import WAYS, convolutions, foton_gradients, orthogonal
+from foton_nets import FORMS, convolutions, foton_gradients, orthogonal
 from layered_nets import dense
 from torch import nn
 
@@ -47,8 +47,8 @@ def test_streaming_gives_the_same_gradients(kind, perturbation):
     assert_equal_gradients(results[1], results[0], tolerance=1e-14)
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_dropout_masks_are_those_of_the_first_pass(way):
+@pytest.mark.parametrize("form", FORMS)
+def test_dropout_masks_are_those_of_the_first_pass(form):
     """If every weight is the identity, h - h̃ = m₂ m₁ e with the masks m, visible in the biases' gradients."""
     net = nn.Sequential(*[part for _ in range(2) for part in (nn.Linear(50, 50), nn.Dropout(0.5))], nn.Linear(50, 50))
     for layer in (net[0], net[2], net[4]):
@@ -60,7 +60,7 @@ def test_dropout_masks_are_those_of_the_first_pass(way):
             lambda layer, args, out: masks.append((out.detach() / args[0].detach()).nan_to_num())
         )
     x = torch.rand(1, 50) + 1
-    with FOTON(**WAYS[way]).attach(net):
+    with FOTON(**FORMS[form]).attach(net):
         net(x).sum().backward()
     torch.testing.assert_close(net[0].bias.grad, masks[0][0])
     torch.testing.assert_close(net[2].bias.grad, (masks[0] * masks[1].bool() * 2)[0])

@@ -89,12 +89,12 @@ def test_a_partly_bypassed_chain_gives_a_warning():
 def test_an_optimizer_step_warns_once():
     model = past()
     optimizer = wrapped(model)
-    with warnings.catch_warnings(record=True) as told:
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         for _ in range(3):
             step(model, optimizer)
         optimizer.detach()
-    assert [bool(re.match(ALL, str(warning.message))) for warning in told] == [True]
+    assert [bool(re.match(ALL, str(warning.message))) for warning in caught] == [True]
 
 
 def test_detaching_warns_in_a_plain_loop():

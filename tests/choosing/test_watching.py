@@ -60,8 +60,10 @@ def test_a_low_cosine_raises_k_and_then_training_is_exact(caplog):
     optimizer = wrapped(model, watch=watch, iterations=0)
     with caplog.at_level(logging.WARNING, "gradfree"):
         train(model, optimizer, 60)
-    told = [message.partition(" Training goes on with ")[2].partition(", tolerance")[0] for message in caplog.messages]
-    assert told == ["HighwayBP(iterations=1", "HighwayBP(iterations=2", "exact gradients."]
+    engines = [
+        message.partition(" Training continues with ")[2].partition(", tolerance")[0] for message in caplog.messages
+    ]
+    assert engines == ["HighwayBP(iterations=1", "HighwayBP(iterations=2", "exact gradients."]
     assert caplog.messages[0].startswith("step 0: the gradient's cosine with the exact one is 0.")
     assert watch.exact
     assert list(watch.cosines) == [0, 1, 2]

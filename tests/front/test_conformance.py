@@ -255,8 +255,8 @@ def test_the_engines_of_the_docs_pass_in_a_package_of_their_own(pytester):
     pytester.syspathinsert()
     done = pytester.runpytest_inprocess("-q", "-rs", "--strict-markers", "-p", "no:cacheprovider", "-k", asked)
     assert done.ret == 0
-    told = done.stdout.str()
-    assert re.search(r"refused: .*create_graph=True: an engine", told, re.DOTALL)
+    printed = done.stdout.str()
+    assert re.search(r"refused: .*create_graph=True: an engine", printed, re.DOTALL)
 
 
 def test_every_engine_class_is_in_gradfree_algorithms():

@@ -88,9 +88,9 @@ def test_collecting_figures_changes_nothing(name, kind):
             if ask:
                 with gradfree.engine_figures() as figures:
                     gradients(model, lambda: model(x))
-                told = {path: dict(own) for path, own in figures.items()}
+                seen = {path: dict(own) for path, own in figures.items()}
                 model(x).sum().backward()
-                assert told == figures
+                assert seen == figures
             else:
                 gradients(model, lambda: model(x))
                 model(x).sum().backward()

@@ -165,9 +165,9 @@ def test_errors_in_other_packages_are_named(name, error, message):
 def test_errors_in_other_packages_do_not_affect_other_engines(capsys):
     """Lists name the errors; refusals, which try all engines, skip these packages."""
     main(["engines"])
-    told = capsys.readouterr().out
-    assert "cannot be loaded from no_such_module" in told
-    assert "truncated  " in told
+    err = capsys.readouterr().out
+    assert "cannot be loaded from no_such_module" in err
+    assert "truncated  " in err
     assert gradfree.create_engine("right") == gradfree.create_engine("fixed_point")
     with pytest.raises(gradfree.ChainError, match="cannot be attached to"):
         HIGHWAY.attach(torch.nn.Linear(2, 2))
@@ -178,10 +178,10 @@ def test_a_broken_command_of_another_package_does_not_break_others(tmp_path, cap
     points = tmp_path / "other-1.0.dist-info" / "entry_points.txt"
     points.write_text("[gradfree.commands]\nlost = no_such_module:main\nodd = math:pi\n")
     main(["engines", "dsf"])
-    out, told = capsys.readouterr()
+    out, err = capsys.readouterr()
     assert out.startswith("dsf: Diagonal state feedbacks")
-    assert "warning: 'lost' in gradfree.commands of the package other cannot be loaded from no_such_module:main" in told
-    assert "'odd' in gradfree.commands is not a function or a dict of functions: math:pi" in told
+    assert "warning: 'lost' in gradfree.commands of the package other cannot be loaded from no_such_module:main" in err
+    assert "'odd' in gradfree.commands is not a function or a dict of functions: math:pi" in err
     for name in ("lost", "odd"):
         with pytest.raises(SystemExit):
             main([name])

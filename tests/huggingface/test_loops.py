@@ -18,16 +18,16 @@ def batches(model, size=4):
     return torch.utils.data.DataLoader(Examples(model), batch_size=size)
 
 
-def trained(options=None, way="optimizer", folder=None, stop=None):
+def trained(options=None, by="optimizer", folder=None, stop=None):
     """Return the weights after an accelerate loop, with accumulation and clipping; save or load its state."""
     model = bert(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
     accelerator = accelerate.Accelerator(cpu=True, gradient_accumulation_steps=2)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    if options and way == "optimizer":
+    if options and by == "optimizer":
         optimizer = gradfree.EngineOptimizer(optimizer, model, **options)
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + step))
     model, optimizer, loader, scheduler = accelerator.prepare(model, optimizer, batches(model), scheduler)
-    handle = gradfree.create_engine(**options).attach(model) if options and way == "attach" else None
+    handle = gradfree.create_engine(**options).attach(model) if options and by == "attach" else None
     if folder and stop is None:
         accelerator.load_state(folder)
     for step, batch in enumerate(loader):
@@ -47,13 +47,13 @@ def trained(options=None, way="optimizer", folder=None, stop=None):
     return weights(accelerator.unwrap_model(model))
 
 
-@pytest.mark.parametrize("way", ["optimizer", "attach"])
-def test_a_loop_with_accelerate_equals_a_plain_loop(way):
+@pytest.mark.parametrize("by", ["optimizer", "attach"])
+def test_a_loop_with_accelerate_equals_a_plain_loop(by):
     plain = trained()
-    exact = {"engine" if way == "optimizer" else "name": "highway_bp", "iterations": 3}
-    torch.testing.assert_close(trained(exact, way), plain, rtol=1e-5, atol=1e-5)
-    if way == "optimizer":
-        rough = trained(exact | {"iterations": 0}, way)
+    exact = {"engine" if by == "optimizer" else "name": "highway_bp", "iterations": 3}
+    torch.testing.assert_close(trained(exact, by), plain, rtol=1e-5, atol=1e-5)
+    if by == "optimizer":
+        rough = trained(exact | {"iterations": 0}, by)
         assert not torch.allclose(rough, plain, rtol=1e-5, atol=1e-5)
 
 

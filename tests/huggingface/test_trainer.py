@@ -82,9 +82,9 @@ def test_a_resumed_training_equals_an_uninterrupted_one(tmp_path):
 
 def test_logs_of_a_step_contain_the_engines_figures(tmp_path):
     trainer = train(gpt2(), tmp_path, [EngineCallback("highway_bp", iterations=1)], logging_first_step=True)
-    told = {e["step"]: e["engine/residual/transformer.h"] for e in trainer.state.log_history if "loss" in e}
-    assert list(told) == [1, 2, 4, 6]
-    assert all(0 < residual < 1 for residual in told.values())
+    logged = {e["step"]: e["engine/residual/transformer.h"] for e in trainer.state.log_history if "loss" in e}
+    assert list(logged) == [1, 2, 4, 6]
+    assert all(0 < residual < 1 for residual in logged.values())
 
 
 @pytest.mark.slow

@@ -28,7 +28,7 @@ class Seen(Callback):
 @pytest.fixture
 def last_is_fastest(monkeypatch):
     monkeypatch.setattr(Turns, "_drop_slowest", lambda self: None)
-    monkeypatch.setattr(Turns, "times", lambda self: [float(-way) for way in range(len(self._times))])
+    monkeypatch.setattr(Turns, "times", lambda self: [float(-index) for index in range(len(self._times))])
 
 
 def fit(folder, epochs, ckpt_path=None, strategy="auto_engine", module=None):
