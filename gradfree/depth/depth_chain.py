@@ -15,7 +15,6 @@ from gradfree.chains.solving import Attachment
 from gradfree.chains.survey import LinkFindings
 from gradfree.depth.block_jacobians import Mixing, jacobians, jvps, vectors, width
 from gradfree.depth.link import Link, local_backward, refuse_converted, span
-from gradfree.depth.nodes import Anchor
 from gradfree.errors import ChainError
 from gradfree.torchside.guards import check_finite
 from gradfree.torchside.hooks import without_hooks
@@ -43,21 +42,21 @@ class Trained(NamedTuple):
     Attributes:
         parameters: each once.
         numbers: the index of each parameter, by its id.
-        anchor: the output of an :class:`~gradfree.depth.nodes.Anchor` that leads to them.
     """
 
     parameters: Sequence[Tensor]
     numbers: dict[int, int]
-    anchor: Tensor
 
     @classmethod
     def collect(cls, parameters: Iterable[Tensor]) -> Trained:
         """Return ``parameters``, each once."""
         # By id: the hash of a tensor is computed in Python, which is slow.
         once = {id(p): p for p in parameters}
-        anchor = Anchor.apply(torch.empty(0, requires_grad=True), *once.values())
-        return cls([*once.values()], dict(zip(once, range(len(once)), strict=True)), anchor)
+        return cls([*once.values()], dict(zip(once, range(len(once)), strict=True)))
 
+
+SEPARATE_WALKS = 32
+"""Up to so many links, parameter gradients are computed by one autograd call per link."""
 
 NO_RESIDUAL = (
     "no residual path from {first!r} to {last!r}: no block's output is x + g(x), ReLU(x + g(x)), LayerNorm(x + g(x)) "
@@ -253,7 +252,7 @@ class DepthChain(Chain):
             del self.links[index]
 
     def gradients(self, delta: Sequence[Cotangent]) -> ChainGradients:
-        """Return δ_i ∂f_i/∂θ_i of all links, and δ_1 F_1, in one autograd call.
+        """Return δ_i ∂f_i/∂θ_i of all links, and δ_1 F_1; each block's graph is walked once and then freed.
 
         Where δ_i is ``None`` but backpropagation would reach the link, its parameters get zeros: DDP's reducer waits
         for their gradients.
@@ -265,10 +264,16 @@ class DepthChain(Chain):
                 dense[i] = torch.zeros_like(self.links[i].out) if d is None else d
         total = self._zero()
         initial: Cotangent = None
-        groups = _groups(list(dense))
+        # Alone, a block computes no gradient of its input: one matrix product less for each linear layer. But each call
+        # visits the anchors of all earlier blocks.
+        groups = _groups(list(dense), separate=len(dense) <= SEPARATE_WALKS)
         for group in groups:
             links, cotangents = [self.links[i] for i in group], [dense[i] for i in group]
+            if group[-1] > 0:
+                links[-1] = links[-1].with_fields(state=None)
             initial = self._add_local(links, cotangents, total, keep=self.keep_graph or len(groups) > 1)
+            for i in group:
+                self.release(i)
         return total._replace(initial=initial)
 
     def _zero(self) -> ChainGradients:
@@ -327,8 +332,8 @@ def residual_of(before: torch.Size | None, link: Link, declared: float | None) -
     return link.residual if declared is None else declared
 
 
-def _groups(indices: Sequence[int]) -> list[Sequence[int]]:
-    """Return the links of each autograd call: all, or one per call under anomaly detection, to name a failing link."""
-    if torch.is_anomaly_enabled():
+def _groups(indices: Sequence[int], separate: bool = False) -> list[Sequence[int]]:
+    """Return the links of each autograd call: all, or one per call; also under anomaly detection, to name the link."""
+    if separate or torch.is_anomaly_enabled():
         return [[i] for i in indices]
     return [indices] if indices else []

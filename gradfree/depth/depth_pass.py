@@ -29,6 +29,7 @@ from collections.abc import Callable, Sequence
 from threading import Lock
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.autograd.graph import get_gradient_edge
 
@@ -53,7 +54,7 @@ class DepthPass:
 
     Attributes:
         chain_ref: a weak reference to the chain.
-        anchor: the node that entries lead to; it leads to the parameters and to the leaves before the chain.
+        anchor: what the next entry leads to: the parameters of the blocks so far, and the leaves before the chain.
         numbers: the index of each parameter, by its id.
         links: the blocks that have run.
         solving: whether the engine is solving the chain now.
@@ -62,7 +63,8 @@ class DepthPass:
     def __init__(self, chain: Attached, trained: Trained, inputs: Sequence[Tensor]):
         # solve() deletes `chain`: a state stored on a module would otherwise form a reference cycle with it.
         self.chain, self.chain_ref = chain, weakref.ref(chain)
-        self.parameters, self.numbers, self.anchor = trained
+        self.parameters, self.numbers = trained
+        self.anchor = torch.empty(0, requires_grad=True)
         self.inputs = [(tensor, get_gradient_edge(tensor)) for tensor in inputs]
         self.links: list[Link] = []
         self.solving = False
@@ -107,6 +109,8 @@ class DepthPass:
         if link.extra:
             outputs += Exit.apply(self, index, True, outputs[0], link.extra)
         link.observe(outputs[0])
+        if link.parameters:
+            self.anchor = Anchor.apply(self.anchor, *[self.parameters[n] for n in link.parameters])
         self.links.append(link)
         return outputs
 

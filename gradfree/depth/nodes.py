@@ -4,7 +4,7 @@ One pass through a chain h_i = f_i(h_{i-1}) makes this graph (arrows point backw
 
     loss -> ... -> Exit_L -> ... -> Exit_2 -> Exit_1 -> Start -> h_0, other inputs, every parameter
                      :                :         :
-                   f_L's graph     f_2's     f_1's          each ends at its own Entry_i -> Anchor -> parameters
+                   f_L's graph     f_2's     f_1's          each ends at its own Entry_i -> Anchor_i
 
 - *Start*, one per pass, lies before the first block. Autograd runs it last: its backward lets the engine solve the
   chain and returns all gradients.
@@ -12,8 +12,10 @@ One pass through a chain h_i = f_i(h_{i-1}) makes this graph (arrows point backw
   separate graph. Its backward runs only if the loss uses a tensor from inside the block. Such a gradient belongs to the
   state before the block.
 - *Exit*, one per block, passes the block's output to the model. Its backward collects the direct cotangents e_i.
-- *Anchor* connects entries to the parameters, so that ``torch.autograd.grad`` for these runs the entries, too. Entries
-  never lead to Start or h_0: ``torch.autograd.grad`` on one block's graph would walk through them.
+- *Anchor*, one per block, connects its entry to the parameters of the blocks before it, so that ``torch.autograd.grad``
+  for these runs the entry, too. Entries never lead to Start or h_0: ``torch.autograd.grad`` on one block's graph would
+  walk through them. Nor do they lead to the block's own parameters: autograd would compute the gradient of the block's
+  input whenever it computes those of its weights.
 """
 
 from __future__ import annotations

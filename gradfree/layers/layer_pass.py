@@ -13,7 +13,6 @@ from torch.autograd.graph import get_gradient_edge
 from gradfree.depth.depth_chain import Trained
 from gradfree.depth.depth_pass import DepthPass
 from gradfree.depth.link import Link
-from gradfree.depth.nodes import Anchor
 from gradfree.depth.recorder import BlockRecorder, RecordedChain
 from gradfree.errors import ChainError
 from gradfree.layers.layer_chain import ACTIVATION, LayerChain, without_graph, without_values
@@ -56,9 +55,6 @@ class LayeredPass(DepthPass):
 
     def __init__(self, chain: RecordedLayers, trained: Trained, state: Tensor, inputs: Sequence[Tensor]):
         super().__init__(chain, trained, inputs)
-        # A layer's entry leads only to the parameters of the layers before it. If it led to the layer's own ones,
-        # autograd would compute the gradient of the layer's input whenever it computes that of its weights.
-        self.anchor = Trained.collect(()).anchor
         self.initial, self.input_requires_grad = state.detach(), state.requires_grad
         self._entered = [(tensor, tensor._version) for tensor in (self.initial, *self.parameters)]
         # Aliases of the parameters' memory, to notice if ``p.data`` is replaced between the passes.
@@ -115,8 +111,6 @@ class LayeredPass(DepthPass):
                 "which would get no gradient. Freeze them, requires_grad_(False), or leave it out of the chain."
             )
         outputs = super().leave(link, before)
-        if link.parameters:
-            self.anchor = Anchor.apply(self.anchor, *[self.parameters[n] for n in link.parameters])
         self.roles.append(role)
         self._paths.add(link.path)
         index = len(self.links) - 1
