@@ -42,7 +42,9 @@ def outcome(network, program):
             if program.backward in ("twice", "freed"):
                 loss.backward()
             gradients = [p.grad for p in given]
-        found += [loss, *gradients, *network.watched()]
+        found += [loss, *gradients]
+        # Where the loss uses none of the parameters, the chain is solved all the same, and hooks behind it run.
+        found += network.watched() if any(g is not None for g in gradients) else []
     return [None if g is None else g.detach().clone() for g in found]
 
 
