@@ -146,7 +146,7 @@ class Summary:
             column("cosine", COSINE, "{value:.3f}"),
         ]
         if DELTA in self.facts["metric"]:
-            columns += [column("δ cosine", DELTA, "{value:.3f}"), column("δ norm ratio", RATIO)]
+            columns += [column("δ cosine", DELTA, "{value:.3f}"), column("δ norm ratio", RATIO, "{value:.3g}")]
         return columns + ([column("rate", RATE, "{value:g}")] if self.grid or self._rates_differ else [])
 
     @property
