@@ -204,7 +204,8 @@ def _facts(results: Path, suite: str) -> pl.DataFrame:
     """Return all facts of a suite's records with their sections' titles, or those of other programs."""
     records, clients = (results / suite / f"records.{kind}" for kind in ("jsonl", "csv"))
     if clients.exists():
-        return table(one for client in _programs(clients) for one in _gains(client)).with_columns(section=pl.lit(""))
+        gains = (one for client in _programs(clients) for one in _gains(client))
+        return table([*gains, *_rewards(clients.with_name("curves.csv"))]).with_columns(section=pl.lit(""))
     if suite not in SUITES or not records.exists():
         raise FigureError(f"no records of a suite {suite!r} in {results}")
     return SuiteReport.of(suite, SUITES[suite], RecordFile(records).read()).facts
@@ -222,6 +223,15 @@ def _gains(row: Mapping[str, str]) -> Iterator[dict[str, Any]]:
     gain, least, most = (float(row[name]) for name in ("gain", "gain_low", "gain_high"))
     yield fact("time", times("plain"), Estimate(1 / gain, 1 / most, 1 / least), **where)
     yield fact("peak memory", times("plain"), float(row["line_mib"]) / float(row["plain_mib"]), **where)
+
+
+def _rewards(path: Path) -> Iterator[dict[str, Any]]:
+    """Yield the mean over seeds of the last rewards of both programs in each environment."""
+    if path.exists():
+        last = pl.read_csv(path).group_by("environment", "seed", maintain_order=True).last()
+        for (environment,), runs in last.group_by("environment", maintain_order=True):
+            for row in ("as it is", "run_with_resets"):
+                yield fact("last reward", "1", Estimate.of(runs[row].to_list()), task=environment, row=row)
 
 
 def written(text: str, figures: Figures, page: str) -> str:

@@ -128,7 +128,7 @@ ALTERNATIVES: Suite = (
         ),
     ),
     _WITH_SKIPS,
-    Beside(
+    WithPublished(
         _WITH_SKIPS,
         _biotorch(
             "ResNet-20 on CIFAR-10, Adam",
