@@ -1,5 +1,6 @@
 """Python examples of README and docs run, and pages have their required contents."""
 
+import ast
 import re
 import runpy
 import sys
@@ -44,6 +45,27 @@ def run_alone(code, folder, filed):
     package = ModuleType("example")
     sys.modules[package.__name__] = package
     exec(compile(code, "example", "exec"), vars(package))
+
+
+def strings(node):
+    """Yield the strings in a tree of code, with a star for each value that a string is formatted with."""
+    if isinstance(node, ast.Constant):
+        yield str(node.value)
+    elif isinstance(node, ast.JoinedStr):
+        yield "".join(part.value if isinstance(part, ast.Constant) else "*" for part in node.values)
+    else:
+        for child in ast.iter_child_nodes(node):
+            yield from strings(child)
+
+
+def test_the_code_has_each_message_that_troubleshooting_quotes():
+    page = (ROOT / "docs/start/troubleshooting.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (`.*?) \| ", page, flags=re.MULTILINE)
+    quoted = {quote for row in rows for quote in re.findall("`(.*?)`", row)}
+    quoted -= {"CellLayer", "Tensor.item() or .tolist()"}  # A class, and an error of torch.
+    files = [file for room in ("gradfree", "algorithms", "benchmarks") for file in (ROOT / room).rglob("*.py")]
+    known = "\n".join(string for file in files for string in strings(ast.parse(file.read_text(encoding="utf-8"))))
+    assert {quote for quote in quoted if quote not in known} == set()
 
 
 @pytest.mark.slow
