@@ -76,7 +76,7 @@ def _jvps(link: Link, tangents: Tensor) -> Tensor:
     try:
         (vjp,) = torch.autograd.grad(source, state, given, create_graph=True)
         (moved,) = batched_vjps([vjp], [cotangent], [tangents.to(vjp.dtype)], link.writes)
-        reason = "nothing of it leads to the cotangent"
+        reason = "autograd has not recorded it"
     except torch.OutOfMemoryError:
         raise
     except RuntimeError as error:
@@ -84,7 +84,7 @@ def _jvps(link: Link, tangents: Tensor) -> Tensor:
     if moved is None:
         raise ChainError(
             f"the backward pass of {link.path} cannot be differentiated, which a Jacobian-vector product needs: "
-            f"{reason}. Of attention, the plain kernel's can: run the model inside of "
+            f"{reason}. Attention with torch's MATH kernel can be differentiated: run the model under "
             "torch.nn.attention.sdpa_kernel(SDPBackend.MATH). Otherwise, use another engine."
         )
     return moved

@@ -176,14 +176,14 @@ def _path_problems(modules: Mapping[str, nn.Module], chains: Sequence[str], kind
         if times > 1:
             yield f"chains names {path!r} {times} times."
         if path not in modules:
-            hint = did_you_mean(str(path), candidates) or f" What can be a chain: {candidates or 'no module'}."
+            hint = did_you_mean(str(path), candidates) or f" Possible chains: {candidates or 'none'}."
             yield f"the model has no module {path!r}.{hint}"
         elif path not in candidates and (cell := [*_looped_cells({path: modules[path]}, kinds)]):
             yield from cell
         elif path not in candidates:
             yield (
                 f"{path!r} is of class {type(modules[path]).__name__}, but a chain for this engine is {chain}. "
-                f"What can be one: {candidates or 'no module'}, or a list of blocks: [['b1', 'b2']]."
+                f"Possible chains: {candidates or 'none'}, or a list of blocks: [['b1', 'b2']]."
             )
 
 

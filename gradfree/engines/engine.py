@@ -87,8 +87,8 @@ class Engine(Solver):
         An engine that implements :meth:`gradients_on_ranks` yields only problems with its options.
         """
         yield (
-            "the engine solves chains that are whole on each rank: across ranks there are 'backprop', 'highway_bp' and "
-            "'fixed_point'. On several devices use DistributedDataParallel, or Lightning's strategy '<engine>_ddp'."
+            "the engine cannot solve a chain that is split across ranks; 'backprop', 'highway_bp' and 'fixed_point' "
+            "can. On several devices use DistributedDataParallel, or Lightning's strategy '<engine>_ddp'."
         )
 
     def gradients_on_ranks(self, chain: Chain, direct: Any, neighbors: Neighbors) -> ChainGradients:
@@ -172,13 +172,13 @@ class Engine(Solver):
             return report
         problems = [
             f"{path!r} has no gate that carries its state from step to step, which {type(self).__name__} needs. "
-            "Use the engine 'fixed_point', 'truncated' or 'dsf', or leave it out: chains=[...]."
+            "Use the engine 'fixed_point', 'truncated' or 'dsf', or leave the chain out: chains=[...]."
             for path, site in report.chains.items()
             if not site.has_residual
         ]
         problems += [
             f"{where} is compiled, which hides the residual path of the blocks in {path!r} that "
-            f"{type(self).__name__} needs. Compile what lies inside the blocks, declare the path, "
+            f"{type(self).__name__} needs. Compile modules inside the blocks instead, declare the path, "
             "attach(..., residual=1.0), or use the engine 'fixed_point' or 'truncated'."
             for path, site in report.chains.items()
             if site.declared is None and (where := compiled_around_blocks(model, site))
