@@ -228,7 +228,7 @@ def _gains(row: Mapping[str, str]) -> Iterator[dict[str, Any]]:
 def _rewards(path: Path) -> Iterator[dict[str, Any]]:
     """Yield the mean over seeds of the last rewards of both programs in each environment."""
     if path.exists():
-        last = pl.read_csv(path).group_by("environment", "seed", maintain_order=True).last()
+        last = pl.read_csv(path, null_values="nan").group_by("environment", "seed", maintain_order=True).last()
         for (environment,), runs in last.group_by("environment", maintain_order=True):
             for row in ("as it is", "run_with_resets"):
                 yield fact("last reward", "1", Estimate.of(runs[row].to_list()), task=environment, row=row)
