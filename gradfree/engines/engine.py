@@ -29,6 +29,15 @@ from gradfree.torchside.unsaved import unsaved_hooks
 from gradfree.trial.dry_run import Batch, dry_run
 from gradfree.wording import one
 
+_RENAMED = {
+    "examine": "validate",
+    "parts": "install",
+    "leaves": "leave_to_torch",
+    "across": "gradients_on_ranks",
+    "problems_across": "problems_on_ranks",
+    "as_exact_as": "exact_ones",
+}
+
 
 @dataclass(frozen=True, kw_only=True)
 class Engine(Solver):
@@ -43,6 +52,13 @@ class Engine(Solver):
 
     worth_trying: ClassVar[Sequence[Mapping[str, Any]]] = ({},)
     """Options that ``gradfree advise`` tries on any model."""
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Raise for methods that had another name in earlier versions: nothing would call them."""
+        super().__init_subclass__(**options)
+        for name, now in _RENAMED.items():
+            if name in vars(cls):
+                raise TypeError(f"{cls.__name__}.{name} is called {now} since gradfree 0.3: rename it.")
 
     def __new__(cls, *args: Any, **options: Any) -> Engine:
         """Raise for options that the engine does not have."""
