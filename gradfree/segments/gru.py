@@ -35,8 +35,6 @@ class GRUSegments:
         plan: the number of segments and of burn-in steps.
     """
 
-    graph = None
-
     def __init__(self, recurrence: Recurrence, plan: SegmentPlan):
         self.recurrence, self.count, self.burn = recurrence, plan.count, plan.burn
         self.rows = SegmentRows(plan.count, is_batch_major(recurrence.x))

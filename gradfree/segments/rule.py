@@ -12,7 +12,6 @@ from torch import Tensor
 from gradfree.convergence.outcome import Outcome, StoppingRule, tolerance_for
 from gradfree.convergence.passes import Pass
 from gradfree.devices.costs import (
-    ONEDNN,
     StepCost,
     best_count,
     break_even_sweeps,
@@ -21,7 +20,6 @@ from gradfree.devices.costs import (
     segments_pay,
     step_cost,
 )
-from gradfree.segments.lstm import LSTMGraph
 
 _FIRST_BURN = 32
 
@@ -35,14 +33,12 @@ class ChainPass(Pass):
         like: a state, (B, H), of the states' dtype and device.
         kind: the kind of cell, :attr:`~gradfree.time.forward.Recurrence.kind`.
         fused: whether one of torch's kernels runs whole sequences.
-        keeps_graph: whether oneDNN's LSTM runs both passes, so that the forward pass keeps a graph.
     """
 
     length: int
     like: Tensor
     kind: str
     fused: bool = False
-    keeps_graph: bool = False
 
     @property
     def cost(self) -> StepCost:
@@ -77,15 +73,11 @@ class SegmentPlan:
 
 
 class FinishedPass(NamedTuple):
-    """A pass that has run, its plan and its outcome (``None`` if it ran sequentially from the start).
-
-    A forward pass may keep an ``LSTMGraph`` for the backward pass.
-    """
+    """A pass that has run, its plan and its outcome (``None`` if it ran sequentially from the start)."""
 
     chain_pass: ChainPass
     plan: SegmentPlan | None = None
     outcome: Outcome | None = None
-    graph: LSTMGraph | None = None
 
 
 @dataclass(frozen=True)
@@ -108,28 +100,14 @@ class SegmentRule:
         burn = self.burn if isinstance(self.burn, int) else _FIRST_BURN
         return segments_pay(chain_pass.length, batch, chain_pass.cost, burn)
 
-    def plan(self, chain_pass: ChainPass, count: int | None = None) -> SegmentPlan | None:
-        """Return how to solve ``chain_pass`` in segments, or ``None`` to run it sequentially; changes nothing.
-
-        Args:
-            chain_pass: the pass.
-            count: the number of segments, if it is already decided.
-        """
+    def plan(self, chain_pass: ChainPass) -> SegmentPlan | None:
+        """Return how to solve ``chain_pass`` in segments, or ``None`` to run it sequentially; changes nothing."""
         if chain_pass.is_paused or not self.should_cut(chain_pass):
             return None
         batch, cost = len(chain_pass.like), chain_pass.cost
         burn = self.burn if isinstance(self.burn, int) else chain_pass.burn
-        if count is None:
-            # A graph is kept only if segments leave no remaining steps.
-            best = best_count(
-                chain_pass.length,
-                batch,
-                ONEDNN if chain_pass.keeps_graph else cost,
-                burn,
-                no_remainder=chain_pass.keeps_graph,
-            )
-            count = self.segments if isinstance(self.segments, int) else best
-        count = min(count, chain_pass.length)
+        best = best_count(chain_pass.length, batch, cost, burn)
+        count = min(self.segments if isinstance(self.segments, int) else best, chain_pass.length)
         if self.max_sweeps is None:
             most, worth = count - 1, break_even_sweeps(count, batch, cost)
         else:
@@ -142,7 +120,7 @@ class SegmentRule:
 
         Called in backward passes only, so that a checkpoint's second forward pass runs as the first one did.
         """
-        chain_pass, plan, outcome = finished[:3]
+        chain_pass, plan, outcome = finished
         failed = ""
         if plan is not None and outcome is not None:
             failed = (

@@ -13,7 +13,6 @@ from gradfree.chains.chain import ChainGradients
 from gradfree.convergence.outcome import largest
 from gradfree.segments.gru_backward import GRUSegmentsBackward
 from gradfree.segments.layout import join_segments, split_into_rows, split_segments
-from gradfree.segments.lstm import LSTMSegmentsBackward
 from gradfree.segments.multiple_shooting import SweepResult, solve_borders
 from gradfree.segments.rule import ChainPass, FinishedPass, SegmentPlan, SegmentRule
 from gradfree.time.closed_chain import CellChain
@@ -44,21 +43,15 @@ def _solve(chain: TimeChain, direct: State, rule: SegmentRule) -> tuple[ChainGra
         return None, None
     memory = chain.memory.of("segments")
     this = ChainPass(chain.path, "backward", chain.name, memory, len(chain), chain.like[0], chain.kind)
-    graph = chain.forward_pass.graph if isinstance(chain.forward_pass, FinishedPass) else None
-    plan = rule.plan(this, graph.count if graph else None)
+    plan = rule.plan(this)
     if plan is None:
         return None, FinishedPass(this)
-    segments: _BackwardSegments | LSTMSegmentsBackward | GRUSegmentsBackward
-    if graph is not None:
-        assert isinstance(chain, CellChain)
-        segments = LSTMSegmentsBackward(graph, chain, direct)
-    elif isinstance(chain, CellChain) and chain.gates is not None:
+    segments: _BackwardSegments | GRUSegmentsBackward
+    if isinstance(chain, CellChain) and chain.gates is not None:
         segments = GRUSegmentsBackward(chain, chain.gates, direct, plan)
     else:
         segments = _BackwardSegments(chain, direct, plan)
-    gate_products = (
-        None if rule.corrector is None or isinstance(segments, LSTMSegmentsBackward) else segments.gate_products
-    )
+    gate_products = None if rule.corrector is None else segments.gate_products
     result, outcome = solve_borders(segments.run, segments.guess(), plan.stopping, gate_products, reverse=True)
     return segments.gradients(result) if outcome.settled else None, FinishedPass(this, plan, outcome)
 

@@ -12,7 +12,6 @@ from gradfree.algebra.cotangents import Factor
 from gradfree.convergence.outcome import largest
 from gradfree.segments.gru import GRUSegments, keeps_gates
 from gradfree.segments.layout import join_segments, split_into_rows
-from gradfree.segments.lstm import LSTMGraph, can_keep_graph
 from gradfree.segments.multiple_shooting import SweepResult, solve_borders
 from gradfree.segments.rule import ChainPass, FinishedPass, SegmentPlan, SegmentRule
 from gradfree.time.closed_forms import linearise
@@ -39,23 +38,15 @@ class SegmentedForward(Forward):
 
     def _run(self, recurrence: Recurrence) -> Trajectory:
         """Run one direction."""
-        keep_graph = can_keep_graph(recurrence) and self.rule.corrector is None
-        this = replace(_chain_pass(recurrence), keeps_graph=keep_graph)
+        this = _chain_pass(recurrence)
         plan = self.rule.plan(this)
         if plan is None:
             return run_sequentially(recurrence)._replace(passes=[FinishedPass(this)])
-        backward_plan = self.rule.plan(replace(this, what="backward", fused=False), plan.count)
-        segments: _ForwardSegments | GRUSegments
-        if keeps_gates(recurrence):
-            segments = GRUSegments(recurrence, plan)
-        else:
-            segments = _ForwardSegments(
-                recurrence, plan, keep_graph, plan.burn if backward_plan is None else backward_plan.burn
-            )
+        segments = (GRUSegments if keeps_gates(recurrence) else _ForwardSegments)(recurrence, plan)
         gate_products = segments.gate_products if self.rule.corrector and recurrence.mode is not None else None
         found, outcome = solve_borders(segments.run, segments.guess(), plan.stopping, gate_products)
         whole = segments.trajectory(found) if outcome.settled else run_sequentially(recurrence)
-        return whole._replace(passes=[FinishedPass(this, plan, outcome, segments.graph if outcome.settled else None)])
+        return whole._replace(passes=[FinishedPass(this, plan, outcome)])
 
 
 def _chain_pass(recurrence: Recurrence) -> ChainPass:
@@ -66,16 +57,15 @@ def _chain_pass(recurrence: Recurrence) -> ChainPass:
 
 
 class _ForwardSegments:
-    """A recurrence in segments, and the remaining steps; the backward pass takes ``backward_burn`` steps of burn-in."""
+    """A recurrence in segments, and the remaining steps."""
 
-    def __init__(self, recurrence: Recurrence, plan: SegmentPlan, keep_graph: bool, backward_burn: int):
-        self.recurrence, self.plan, self.keep_graph, self.backward_burn = recurrence, plan, keep_graph, backward_burn
+    def __init__(self, recurrence: Recurrence, plan: SegmentPlan):
+        self.recurrence, self.plan = recurrence, plan
         self.count = plan.count
         self.steps = len(recurrence.x) // self.count
         self.x = split_into_rows(recurrence.x[: self.steps * self.count], self.count)
         self.has_remainder = self.steps * self.count < len(recurrence.x)
         self.first = [part.flatten(0, -2) for part in recurrence.first]
-        self.graph: LSTMGraph | None = None
 
     def guess(self) -> list[Tensor]:
         """Return the first guess of entering states: a burn-in from zero through each segment's last steps."""
@@ -88,13 +78,7 @@ class _ForwardSegments:
         """Run all segments from the entering states."""
         self.entering = entering
         # With remaining steps, nothing is kept for the backward pass: it would lack those steps.
-        if self.keep_graph and not self.has_remainder:
-            self.graph = LSTMGraph(self.recurrence, self.x, entering, self.count, self.backward_burn)
-            self.found = found = self.graph.trajectory()
-        else:
-            self.found = found = self._call(
-                self.x, entering, states_only=self.has_remainder or self.recurrence.states_only
-            )
+        self.found = found = self._call(self.x, entering, states_only=self.has_remainder or self.recurrence.states_only)
         leaving = self._parts(found.finals)
         return SweepResult(found, leaving, [largest(found.out), *map(largest, leaving[1:])])
 
