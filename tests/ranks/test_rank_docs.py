@@ -53,7 +53,7 @@ def test_without_a_process_group_it_is_refused():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"engine": "truncated"}, "across ranks there are 'backprop', 'highway_bp' and 'fixed_point'"),
+        ({"engine": "truncated"}, "'backprop', 'highway_bp' and 'fixed_point' can"),
         ({"engine": "foton"}, r"(?s)ranks with FOTON.* use DistributedDataParallel, or .* '<engine>_ddp'"),
         ({"tolerance": 0.1}, "give iterations"),
         ({"segments": 3}, "leave segments out"),
