@@ -223,3 +223,12 @@ def test_a_function_beside_the_chain_may_write_to_a_cotangent_that_the_last_stat
     expected = gradients(model, run)
     with EXACT[engine](3).attach(model, [""]):
         assert_equal_gradients(gradients(model, run), expected)
+
+
+def test_chains_with_more_links_than_separate_walks_are_exact():
+    torch.manual_seed(0)
+    model, x = nn.Sequential(*[nn.Sequential(nn.Linear(3, 3), nn.Tanh()) for _ in range(40)]), torch.randn(5, 3)
+    expected = torch.autograd.grad(model(x).pow(2).sum(), list(model.parameters()))
+    with gradfree.create_engine("fixed_point", iterations=39).attach(model, [""], batched=False):
+        found = torch.autograd.grad(model(x).pow(2).sum(), list(model.parameters()))
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-10)
