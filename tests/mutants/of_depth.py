@@ -110,7 +110,7 @@ MUTANTS = (
     ),
     mutant(
         "blocks get the cotangents of other blocks for their parameters",
-        UNUSUAL,
+        "depth/test_exactness.py",
         (
             DEPTH,
             "[link.writable(d) for link, d in zip(links, delta, strict=True)],\n                    retain_graph=keep",
