@@ -13,7 +13,7 @@ from torch.nn.utils.rnn import PackedSequence
 
 from gradfree.errors import ChainError
 from gradfree.resets.pieces import PieceBatch, Pieces, final_states, in_sequence_order
-from gradfree.time.cell_layer import CellLayer
+from gradfree.time.cell_layer import CellLayer, has_hooks
 from gradfree.time.forward import Recurrence, run_kernel
 from gradfree.time.fused import recorder_on
 
@@ -161,8 +161,7 @@ def _check_layer(layer: Any) -> None:
             f"{type(layer).__name__}."
         )
     changed = changed or ("forward" in vars(layer) and recorder_on(layer) is None)
-    hooked = layer._forward_hooks or layer._forward_pre_hooks or layer._backward_hooks or layer._backward_pre_hooks
-    if changed or hooked:
+    if changed or has_hooks(layer):
         what = "another forward" if changed else "hooks"
         raise ChainError(
             f"run_with_resets: the {type(layer).__name__} has {what}. It would run on batches of pieces, not on your "

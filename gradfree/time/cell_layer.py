@@ -120,7 +120,7 @@ class ElementwiseCell(nn.Module, ABC):
 def run_steps(cell: nn.Module, x: Tensor, parts: Sequence[Tensor]) -> list[tuple[Tensor, ...]]:
     """Run ``cell`` step by step; return the parts of the state after each step."""
     advance: Callable[[Tensor, Sequence[Tensor]], tuple[Tensor, ...]] = partial(apply_cell, cell)
-    if isinstance(cell, ElementwiseCell) and type(cell).forward is ElementwiseCell.forward and not _has_hooks(cell):
+    if isinstance(cell, ElementwiseCell) and type(cell).forward is ElementwiseCell.forward and not has_hooks(cell):
         advance, x = cell.advance, cell.fed(x)
     steps: list[tuple[Tensor, ...]] = []
     for fed in x:
@@ -129,8 +129,11 @@ def run_steps(cell: nn.Module, x: Tensor, parts: Sequence[Tensor]) -> list[tuple
     return steps
 
 
-def _has_hooks(cell: nn.Module) -> bool:
-    return bool(cell._forward_hooks or cell._forward_pre_hooks or cell._backward_hooks or cell._backward_pre_hooks)
+def has_hooks(module: nn.Module) -> bool:
+    """Return whether ``module`` has forward or backward hooks, or pre-hooks."""
+    return bool(
+        module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
+    )
 
 
 def apply_cell(cell: nn.Module, x: Tensor, parts: Sequence[Tensor]) -> tuple[Tensor, ...]:
