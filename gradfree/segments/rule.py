@@ -106,8 +106,9 @@ class SegmentRule:
             return None
         batch, cost = len(chain_pass.like), chain_pass.cost
         burn = self.burn if isinstance(self.burn, int) else chain_pass.burn
-        best = best_count(chain_pass.length, batch, cost, burn)
-        count = min(self.segments if isinstance(self.segments, int) else best, chain_pass.length)
+        segments = self.segments
+        wanted = segments if isinstance(segments, int) else best_count(chain_pass.length, batch, cost, burn)
+        count = min(wanted, chain_pass.length)
         if self.max_sweeps is None:
             most, worth = count - 1, break_even_sweeps(count, batch, cost)
         else:
