@@ -55,7 +55,7 @@ class Trained(NamedTuple):
         return cls([*once.values()], dict(zip(once, range(len(once)), strict=True)))
 
 
-SEPARATE_WALKS = 32
+_SEPARATE_WALKS = 32
 """Up to so many links, parameter gradients are computed by one autograd call per link."""
 
 NO_RESIDUAL = (
@@ -266,7 +266,7 @@ class DepthChain(Chain):
         initial: Cotangent = None
         # Alone, a block computes no gradient of its input: one matrix product less for each linear layer. But each call
         # visits the anchors of all earlier blocks.
-        groups = _groups(list(dense), separate=len(dense) <= SEPARATE_WALKS)
+        groups = _groups(list(dense), separate=len(dense) <= _SEPARATE_WALKS)
         for group in groups:
             links, cotangents = [self.links[i] for i in group], [dense[i] for i in group]
             if group[-1] > 0:

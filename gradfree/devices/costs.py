@@ -54,7 +54,7 @@ class StepCost(NamedTuple):
         return 1 + rows / self.free
 
 
-ONEDNN = StepCost(1.0)
+_ONEDNN = StepCost(1.0)
 """The cost of oneDNN's LSTM, whose steps have almost no start-up time: measured."""
 
 
@@ -79,8 +79,8 @@ def kernel_cost(like: Tensor, kind: str) -> StepCost:
         kind: the torch cell.
     """
     batch, units = like.shape
-    if runs_onednn(like, kind):
-        return ONEDNN
+    if _runs_onednn(like, kind):
+        return _ONEDNN
     usual = step_cost(like.device, units, known=True)
     if not runs_cudnn(like.device) or like.dtype not in _PERSISTENT_DTYPES:
         return usual
@@ -93,7 +93,7 @@ def kernel_cost(like: Tensor, kind: str) -> StepCost:
     return usual
 
 
-def runs_onednn(like: Tensor, kind: str) -> bool:
+def _runs_onednn(like: Tensor, kind: str) -> bool:
     """Return whether torch runs both passes of a layer of ``kind`` with states ``like`` by oneDNN."""
     exact = like.device.type == "cpu" and like.dtype is torch.float32
     return kind == "LSTM" and exact and torch.backends.mkldnn.is_available()
@@ -109,7 +109,7 @@ def segments_pay(length: int, batch: int, cost: StepCost, burn: int) -> bool:
 
     Not on oneDNN's LSTM: between CPUs they were 1.9 times faster and 2.9 times slower.
     """
-    if length < 4 * burn or cost is ONEDNN:
+    if length < 4 * burn or cost is _ONEDNN:
         return False
     count = best_count(length, batch, cost, burn)
     return _MIN_GAIN * _segmented_cost(length, batch, cost, count, burn) < length * cost.sequential(batch)
@@ -156,7 +156,7 @@ def newton_break_even_sweeps(length: int, like: Tensor, kind: str) -> int:
     """
     batch, units = like.shape
     cost = (
-        ONEDNN if kind == "LSTM" and like.device.type == "cpu" else step_cost(like.device, units, is_torch_cell(kind))
+        _ONEDNN if kind == "LSTM" and like.device.type == "cpu" else step_cost(like.device, units, is_torch_cell(kind))
     )
     worth = int(length * cost.sequential(batch) / (_SWEEP_START + _SWEEP_ROW * length * batch / cost.free))
     return worth if worth >= (_FEWEST_EXACT if kind == "separate units" else _FEWEST) else 0
@@ -215,5 +215,5 @@ def own_kernel_is_faster(kind: str, length: int, like: Tensor, packed: bool) -> 
     if like.device.type != "cpu" or length < 12:
         return True
     if kind == "LSTM":
-        return (not packed and runs_onednn(like, kind)) or like.numel() > 512
+        return (not packed and _runs_onednn(like, kind)) or like.numel() > 512
     return kind != "GRU" and like.numel() >= 2**14
