@@ -34,10 +34,10 @@ _ROOM = 1.3
 def bars(title: str, found: Sequence[Mapping[str, Any]], baseline: str) -> str:
     """Return an SVG of speed-ups, each with ``label``, ``value`` and ``text``, and of the baseline, which makes 1."""
     scale = alt.Scale(domain=[0, _ROOM * max(bar["value"] for bar in found)], nice=False)
-    told = [{**bar, "end": max(bar["value"], 1.0), "color": COLORS[bar["value"] < 1]} for bar in found]
+    marks = [{**bar, "end": max(bar["value"], 1.0), "color": COLORS[bar["value"] < 1]} for bar in found]
     x, end = (alt.X(f"{name}:Q", axis=None, scale=scale) for name in ("value", "end"))
     y = alt.Y("label:N", sort=None, title=None, axis=alt.Axis(domain=False, ticks=False, labelPadding=8))
-    each = alt.Chart(pl.DataFrame(told)).encode(y=y)
+    each = alt.Chart(pl.DataFrame(marks)).encode(y=y)
     one = alt.Chart(pl.DataFrame({"value": [1.0], "text": [f"1 = {baseline}"]})).encode(x=x)
     return _drawn(
         title,
