@@ -44,7 +44,7 @@ class Backprop(Engine):
         """False: backpropagation only needs the graphs."""
         return False
 
-    def leave_to_torch(self, call: LayerCall) -> Callable[[], None] | None:
+    def leave_to_torch(self, call: LayerCall) -> Sequence[Callable[[], None]] | None:
         """Leave no call to torch, but warn if torch's own kernel is faster."""
         if call.length > 1 and own_kernel_is_faster(call.mode, call.length, call.like, call.packed):
             call.warn(

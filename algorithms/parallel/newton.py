@@ -52,7 +52,7 @@ class Newton(ToleranceEngine):
         """The forward pass by Newton sweeps over all steps."""
         return (NewtonForward(self._options),)
 
-    def leave_to_torch(self, call: LayerCall) -> Callable[[], None] | None:
+    def leave_to_torch(self, call: LayerCall) -> Sequence[Callable[[], None]] | None:
         """Leave a call to torch if it would run without sweeps and torch's kernel is faster than the closed form."""
         swept = self._options.stopping(call.length, call.like, call.mode) is not None
         return left_to_torch(call, "newton", swept)

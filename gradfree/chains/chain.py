@@ -209,7 +209,7 @@ class Solver(ABC):
         """The engine's own :class:`~gradfree.time.forward.Forward` objects, best first; if none applies, torch runs."""
         return ()
 
-    def leave_to_torch(self, call: Any) -> Callable[[], None] | None:
+    def leave_to_torch(self, call: Any) -> Sequence[Callable[[], None]] | None:
         """Decide whether torch's own kernel runs both passes of a recurrent layer's call: by default never.
 
         An engine with exact gradients leaves calls to torch that it would not solve faster.
@@ -218,7 +218,7 @@ class Solver(ABC):
             call: a :class:`~gradfree.time.forward.LayerCall`, which describes the call before it runs.
 
         Returns:
-            A function to call in the backward pass if torch runs the call; ``None`` if the engine solves it.
+            Functions to call in the backward pass if torch runs the call; ``None`` if the engine solves it.
         """
         return None
 

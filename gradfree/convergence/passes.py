@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -90,7 +91,7 @@ class Pass:
         self.memory[self._pause_key] = torch.tensor([wait, pause], device="cpu")
 
 
-def left_to_torch(call: LayerCall, owner: str, swept: bool) -> Callable[[], None] | None:
+def left_to_torch(call: LayerCall, owner: str, swept: bool) -> Sequence[Callable[[], None]] | None:
     """Leave a layer to torch's kernel if no sweeps are tried and torch is faster than the closed form.
 
     Args:
@@ -99,17 +100,12 @@ def left_to_torch(call: LayerCall, owner: str, swept: bool) -> Callable[[], None
         swept: whether sizes and options allow sweeps.
 
     Returns:
-        The return value of :meth:`gradfree.Engine.leave_to_torch`: the function counts this pass in each chain's pause.
+        The return value of :meth:`gradfree.Engine.leave_to_torch`: the functions count this pass in the chains' pauses.
     """
     chains = zip(call.paths, call.names, strict=True)
     memory = call.memory.of(owner)
     passes = [Pass(path, what, name, memory) for path, name in chains for what in ("forward", "backward")]
-    tried = swept and not any(each.is_paused for each in passes)
-    if tried or not own_kernel_is_faster(call.mode, call.length, call.like, call.packed):
+    paused = [each for each in passes if each.is_paused]
+    if (swept and not paused) or not own_kernel_is_faster(call.mode, call.length, call.like, call.packed):
         return None
-
-    def count_pass() -> None:
-        for each in passes:
-            each.remember(None, "")
-
-    return count_pass
+    return [partial(each.remember, None, "") for each in paused]

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from functools import cache
+from dataclasses import replace
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -92,6 +93,8 @@ class RecurrentRecorder:
         self.single_steps = SingleStepWarning(attachment.path)
         self._torch_class = torch_layer_class(type(module))
         self._has_recorded = self._has_warned = False
+        directions = 1 + module.bidirectional
+        self._layers = [FusedLayer(attachment, n, module.mode, directions) for n in range(module.num_layers)]
 
     def remove(self) -> None:
         """Restore the module's own ``forward``."""
@@ -131,12 +134,13 @@ class RecurrentRecorder:
         ragged = batch_sizes is not None and int(batch_sizes[-1]) != batch
         self.single_steps.count(length)
         like = x.new_empty(batch, module.hidden_size)
-        callbacks = [self._torch_callback(number, length, like, ragged) for number in range(module.num_layers)]
-        run_by_torch = [callback for callback in callbacks if callback is not None]
-        if len(run_by_torch) == len(callbacks):
+        left = [self._leave_to_torch(number, length, like, ragged) for number in range(module.num_layers)]
+        callbacks = [callback for of_layer in left for callback in of_layer or ()]
+        if None not in left:
             out, final = self._run_torch(input, hx)
-            last = final if isinstance(final, tuple) else (final,)
-            when_backward((out.data if packed else out, *last), run_by_torch)
+            if callbacks:
+                last = final if isinstance(final, tuple) else (final,)
+                when_backward((out.data if packed else out, *last), callbacks)
             return out, final
         batched, batch_first = packed or x.dim() == 3, module.batch_first and not packed
         # Same layout as in the module itself, as the rounding of matrix products depends on it.
@@ -146,7 +150,7 @@ class RecurrentRecorder:
         packing = Packing(batch_sizes, x.device) if batch_sizes is not None and ragged else None
         if packed and not ragged:
             x = x.unflatten(0, (length, batch))
-        out, finals = self._layers(x, states, packing)
+        out, finals = self._run_layers(x, states, packing)
         finals = [final if back is None else final.index_select(1, back) for final in finals]
         if packed:
             out = out if ragged else out.flatten(0, 1)
@@ -166,24 +170,19 @@ class RecurrentRecorder:
     def _run_torch(self, input: Any, hx: Any) -> Any:
         return self._torch_class.forward(self.module, input, hx)
 
-    def _torch_callback(self, number: int, length: int, like: Tensor, ragged: bool) -> Callable[[], None] | None:
-        """Return a callback for the backward pass if the engine leaves this layer to torch's kernel, else ``None``."""
+    def _leave_to_torch(self, number: int, length: int, like: Tensor, ragged: bool) -> list[Callable[[], None]] | None:
+        """Return callbacks for the backward pass if the engine leaves this layer to torch's kernel, else ``None``."""
         at = self.attachment
         # Comparisons and surveys need the chain. Under autocast, torch's kernels have not been measured.
         if at.compares or at.surveys is not None or torch.is_autocast_enabled(like.device.type):
             return None
-        layer = self._layer(number)
-        callback = at.engine.leave_to_torch(
+        layer = self._layers[number]
+        callbacks = at.engine.leave_to_torch(
             LayerCall(layer.mode, length, like, ragged, at.memory, layer.names, layer.paths, self._warn_once)
         )
-        if callback is None:
+        if callbacks is None:
             return None
-
-        def mark_solved() -> None:
-            callback()
-            at.solved.add(at.path)
-
-        return mark_solved
+        return [*callbacks] if at.path in at.solved else [*callbacks, partial(at.solved.add, at.path)]
 
     def _warn_once(self, message: str) -> None:
         if not self._has_warned and not self.attachment.has_rivals:
@@ -212,19 +211,16 @@ class RecurrentRecorder:
     ) -> Sequence[Tensor]:
         """Run a layer, recorded or by torch; return the outputs and the final states, (directions, B, H) each."""
         length = len(x) if packing is None else packing.shape[0]
-        callback = self._torch_callback(number, length, first[0][0], packing is not None)
-        layer = self._layer(number, packing)
-        if callback is None:
-            applied: Sequence[Tensor] = LayerFunction.apply(layer, x, *first, *weights)
+        callbacks = self._leave_to_torch(number, length, first[0][0], packing is not None)
+        layer = self._layers[number]
+        if callbacks is None:
+            applied: Sequence[Tensor] = LayerFunction.apply(replace(layer, packing=packing), x, *first, *weights)
             return applied
         found = run_kernel(Recurrence(x, first, weights, layer.mode, directions=layer.directions, packing=packing))
-        when_backward(found, [callback])
+        when_backward(found, callbacks)
         return found
 
-    def _layer(self, number: int, packing: Packing | None = None) -> FusedLayer:
-        return FusedLayer(self.attachment, number, self.module.mode, 1 + self.module.bidirectional, packing)
-
-    def _layers(self, x: Tensor, states: list[Tensor], packing: Packing | None) -> tuple[Tensor, list[Tensor]]:
+    def _run_layers(self, x: Tensor, states: list[Tensor], packing: Packing | None) -> tuple[Tensor, list[Tensor]]:
         """Run layer by layer; return the outputs and the final states, (layers · directions, B, H) each."""
         module = self.module
         directions = 2 if module.bidirectional else 1

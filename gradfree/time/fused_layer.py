@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -27,7 +28,7 @@ class FusedLayer:
     number: int
     mode: str
     directions: int
-    packing: Packing | None
+    packing: Packing | None = None
 
     def run(self, x: Tensor, states: Sequence[Tensor], weights: Sequence[Tensor]) -> Trajectory:
         """Run the layer by the engine's forward method, else step by step; ``states`` are (directions, B, H) each."""
@@ -50,12 +51,12 @@ class FusedLayer:
         path = self.attachment.path
         return f"{path}, layer {self.number}" if path else f"layer {self.number}"
 
-    @property
+    @cached_property
     def names(self) -> Sequence[str]:
         """The names of the directions' chains in the attachment's memory."""
         return [f"{self.number}.{d}" for d in range(self.directions)]
 
-    @property
+    @cached_property
     def paths(self) -> Sequence[str]:
         """The names of the directions' chains in messages, as torch names their weights: "rnn.l0_reverse"."""
         ends = ("", "_reverse")[: self.directions]
