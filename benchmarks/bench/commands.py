@@ -42,7 +42,7 @@ def run(
     Args:
         suite: the comparisons to run, by default "quick": "quick", "rnn", "long-sequences", "gpu-time",
             "depth-map", "segments", "depth-training", "gpu-depth", "text", "forward-only",
-            "forward-memory", "temperature", "forward-convolutions", "alternatives", "alternatives-short"; from papers
+            "forward-memory", "temperature", "alternatives", "alternatives-short"; from papers
             "highway-bp-table6-small", "dsf-wikitext-small", "foton-depth-small".
             docs/results/index.md lists their contents, data and duration. Or your own suite, module:function.
         out: folder for records and report; by default results/<suite>, or a folder named after the sweep.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -11,7 +11,6 @@ import torch
 
 from gradfree.benchmarks.data.bundled import Data, Split
 from gradfree.benchmarks.data.stored import Arrays, Stored, check_columns, check_splits
-from gradfree.benchmarks.records.case import ADDED
 from gradfree.cli import UsageError
 
 if TYPE_CHECKING:
@@ -28,13 +27,11 @@ class Images(Stored):
         column: column of the images.
         train: number of training images.
         validation: number of validation images.
-        label: column of the classes.
     """
 
     column: str
     train: int
     validation: int
-    label: str = field(default="label", metadata=ADDED)
 
     def read(self, splits: DatasetDict) -> dict[str, Arrays]:
         """Return the pixels and classes of each part.
@@ -42,7 +39,7 @@ class Images(Stored):
         Raises:
             UsageError: a split, a column or some images are missing.
         """
-        check_columns(self.name, splits, self.column, self.label)
+        check_columns(self.name, splits, self.column, "label")
         check_splits(self.name, splits, "test")
         train, total = splits["train"], len(splits["train"])
         if total < (needed := self.train + self.validation):
@@ -55,7 +52,7 @@ class Images(Stored):
             "test": splits["test"],
         }
         return {
-            name: (np.stack([_pixels(image) for image in part[self.column]]), np.array(part[self.label]))
+            name: (np.stack([_pixels(image) for image in part[self.column]]), np.array(part["label"]))
             for name, part in parts.items()
         }
 

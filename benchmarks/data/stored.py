@@ -29,10 +29,7 @@ Arrays: TypeAlias = tuple[np.ndarray, ...]
 
 _DOWNLOADS = {
     "cifar10": "uoft-cs/cifar10",
-    "cifar100": "uoft-cs/cifar100",
-    "fashion_mnist": "zalando-datasets/fashion_mnist",
     "mnist": "ylecun/mnist",
-    "ptb": "ptb-text-only/ptb_text_only --revision refs/convert/parquet",
     "tinyshakespeare": "karpathy/tiny_shakespeare --revision refs/convert/parquet",
     "wikitext-2": "Salesforce/wikitext --include 'wikitext-2-v1/*'",
 }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import chain
 from typing import TYPE_CHECKING, Literal
 
@@ -12,7 +12,6 @@ import torch
 
 from gradfree.benchmarks.data.bundled import Data, Split, windows
 from gradfree.benchmarks.data.stored import Arrays, Stored, check_columns, with_all_splits
-from gradfree.benchmarks.records.case import ADDED
 from gradfree.cli import UsageError
 
 if TYPE_CHECKING:
@@ -43,20 +42,18 @@ class Text(Stored):
             bytes and the first merges.
         length: length of the sequences.
         held_out: maximal number of sequences for validation, and for the test.
-        column: column with lines or longer parts of the text.
     """
 
     unit: Literal["character", "word", "piece"]
     vocabulary: int
     length: int
     held_out: int
-    column: str = field(default="text", metadata=ADDED)
 
     def read(self, splits: DatasetDict) -> dict[str, Arrays]:
         """Return the tokens of each split."""
-        check_columns(self.name, splits, self.column)
+        check_columns(self.name, splits, "text")
         parts = with_all_splits(splits)
-        rows = {name: _end_lines(part[self.column]) for name, part in parts.items()}
+        rows = {name: _end_lines(part["text"]) for name, part in parts.items()}
         tokenizer = _tokenizer(self, rows["train"])
         return {name: (_tokens(tokenizer, lines),) for name, lines in rows.items()}
 

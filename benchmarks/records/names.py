@@ -17,8 +17,6 @@ _INSTALLED = {"site-packages", "dist-packages"}
 _FROZEN = {
     "digits": "gradfree.benchmarks.data.digits",
     "pydoc": "gradfree.benchmarks.data.pydoc",
-    "padded_perplexity": "gradfree.benchmarks.dsf_texts.padded_perplexity",
-    "fine_accuracy": "gradfree.benchmarks.foton_depth.fine_accuracy",
     "squared_error": "gradfree.benchmarks.own.squared_error",
     "adding_pixels": "gradfree.benchmarks.synthetic.adding_pixels",
     "copying": "gradfree.benchmarks.synthetic.copying",
@@ -47,8 +45,6 @@ _UNNAMED = {
     "Row",
     "SGDTask",
     "Score",
-    "Sentences",
-    "StagedAdamTask",
     "Synthetic",
     "Task",
     "Text",

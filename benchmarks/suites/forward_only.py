@@ -71,9 +71,6 @@ MNIST = replace(
     options={"in_features": 784, "num_classes": 10, "width": 128},
     steps=600,
 )
-FASHION_MNIST = replace(
-    MNIST, name="fashion_mnist", data=Images("fashion_mnist", column="image", train=20000, validation=2000)
-)
 _LENET = replace(MNIST, name="mnist_lenet", model="orthogonal_lenet", options={})
 CIFAR10 = replace(
     MNIST,
@@ -83,7 +80,7 @@ CIFAR10 = replace(
     steps=400,
 )
 _CONVNET = replace(CIFAR10, name="cifar10_conv", model="orthogonal_convnet", options={})
-TASKS = (ORTHOGONAL_DIGITS, MNIST, FASHION_MNIST, CIFAR10)
+TASKS = (ORTHOGONAL_DIGITS, MNIST, CIFAR10)
 
 
 def _mlps(*depths: int) -> dict[int, dict[str, int]]:
@@ -117,27 +114,6 @@ TEMPERATURE: Suite = (
     DepthSweep(ORTHOGONAL_DIGITS, _mlps(10), _TEMPERATURES, _RATES),
 )
 """FOTON's temperature, fixed and learnt, and the limit of a small perturbation with the learnt one."""
-
-_DEEP_CONVNET = replace(_CONVNET, options={"channels": (12, 48, 96)}, batch_size=32, steps=200)
-
-_DEPTHS = {21: {"stage_depth": 7}, 51: {"stage_depth": 17}}
-
-
-def _convolutions(
-    activation: str, rates: tuple[float, ...], *depths: int, rows: tuple[Row, ...] = (ORTHOGONAL, FOTON)
-) -> DepthSweep:
-    options = {**_DEEP_CONVNET.options, "activation": activation}
-    task = replace(_DEEP_CONVNET, name=f"cifar10_conv_{activation}", options=options)
-    return DepthSweep(task, {depth: _DEPTHS[depth] for depth in depths}, rows, rates)
-
-
-CONVOLUTIONS: Suite = (
-    _convolutions("tanh", (0.1, 0.3, 1.0), 21, 51, rows=(ORTHOGONAL, FOTON, BACKPROP)),
-    _convolutions("relu", (0.1, 0.3, 1.0, 3.0, 10.0), 21),
-    _convolutions("abs", (0.01, 0.03, 0.1), 21),
-    _convolutions("groupsort", (0.01, 0.03, 0.1), 21),
-)
-"""Convolutions without skip connections: activations that keep norms, and ReLU, which shrinks them."""
 
 
 def _checkpointed(row: Row) -> tuple[Row, ...]:

@@ -103,7 +103,6 @@ SUITES: dict[str, Suite] = {
     "forward-only": forward_only.FORWARD_ONLY,
     "forward-memory": forward_only.FORWARD_MEMORY,
     "temperature": forward_only.TEMPERATURE,
-    "forward-convolutions": forward_only.CONVOLUTIONS,
     "highway-bp-table6-small": HIGHWAY_BP_TABLE6_SMALL,
     "dsf-wikitext-small": DSF_WIKITEXT_SMALL,
     "foton-depth-small": FOTON_DEPTH_SMALL,

@@ -14,7 +14,6 @@ from torch import nn
 from gradfree import list_engines, list_models
 from gradfree.benchmarks.records.case import Row
 from gradfree.benchmarks.suites import forward_only
-from gradfree.benchmarks.suites.foton_depth import CIFAR100
 from gradfree.benchmarks.suites.index import SUITES, suite_by
 from gradfree.benchmarks.suites.long_sequences import LONG_TASKS
 from gradfree.benchmarks.suites.rows import BACKPROP
@@ -31,7 +30,7 @@ from gradfree.benchmarks.training.target import TimeToTarget
 from gradfree.cli import UsageError
 from gradfree.wording import no_such
 
-TASKS: dict[str, Task] = {task.name: task for task in (*catalogue.TASKS, *forward_only.TASKS, CIFAR100, *LONG_TASKS)}
+TASKS: dict[str, Task] = {task.name: task for task in (*catalogue.TASKS, *forward_only.TASKS, *LONG_TASKS)}
 """The tasks that a sweep can name."""
 
 _DTYPES = ("float32", "float64", "bfloat16")

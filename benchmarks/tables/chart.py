@@ -80,7 +80,7 @@ def points(facts: pl.DataFrame, x: str | Figure, y: Figure, label: str = "series
         y: a metric; points without a value of it are left out.
         label: the column that names a point's line.
     """
-    ours = select(facts, source=None)
+    ours = select(facts)
     found = ours.unique(_POINT, keep="first", maintain_order=True).select(*_POINT, "series", "k", "at")
     found = _joined(found, ours, y, "y").filter(pl.col("y").is_not_nan())
     if isinstance(x, Figure):

@@ -77,7 +77,7 @@ class Column:
         return Cell(text, value)
 
     def _fact(self, figure: Figure, facts: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
-        wanted = {"source": None, **self.where, "metric": figure.metric}
+        wanted = {**self.where, "metric": figure.metric}
         if figure.unit is not None:
             wanted["unit"] = figure.unit
         return next((fact for fact in facts if all(fact[name] == value for name, value in wanted.items())), None)

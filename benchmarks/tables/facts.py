@@ -31,7 +31,6 @@ SCHEMA: dict[str, type] = {
     "high": float,
     "interval": str,
     "n": int,
-    "source": str,
     "note": str,
 }
 """Columns of the table.
@@ -44,11 +43,10 @@ metric, unit: what is measured.
 value: null if unknown, NaN if a run diverged.
 low, high, interval: the value's interval and its kind, :data:`MEAN` or :data:`MEDIAN`.
 n: number of runs in the mean.
-source: the publication, if the figure is not from our records.
 note: text, mostly the reason for a missing value.
 """
 MEAN, MEDIAN = "95 % CI", "quartiles"
-_WHERE = ("task", "device", "threads", "setting", "at", "source")
+_WHERE = ("task", "device", "threads", "setting", "at")
 _WHO = ("row", "series", "k")
 _WHAT = ("metric", "unit")
 Fact = dict[str, Any]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import torch.nn.functional as F
 
 from gradfree.benchmarks.data.bundled import CONTEXT, digits, pydoc
@@ -75,14 +73,6 @@ WIKITEXT2 = Task(
     steps=350,
 )
 
-PTB = replace(
-    WIKITEXT2,
-    name="ptb",
-    data=Text("ptb", unit="word", vocabulary=10000, length=64, held_out=1000, column="sentence"),
-    options={**WIKITEXT2.options, "vocab_size": 10000},
-)
-"""With the learning rate that was chosen for ``wikitext2``."""
-
 COPYING = Task(
     name="copying",
     data=Synthetic(copying, length=10, train=20000, held_out=1000),
@@ -117,5 +107,5 @@ PARITY = Task(
     steps=1500,
 )
 
-TASKS = (DIGITS, PYDOC, PYDOC_GRU, TINYSHAKESPEARE, WIKITEXT2, PTB, COPYING, ADDING, PARITY)
+TASKS = (DIGITS, PYDOC, PYDOC_GRU, TINYSHAKESPEARE, WIKITEXT2, COPYING, ADDING, PARITY)
 """Tasks for the command line; suites define more."""

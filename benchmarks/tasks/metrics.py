@@ -36,11 +36,6 @@ def parity_accuracy() -> Metric:
     return _share_of(2)
 
 
-def fine_accuracy() -> Metric:
-    """Return the accuracy for 100 classes."""
-    return _share_of(100)
-
-
 def _share_of(classes: int) -> Metric:
     from torchmetrics.classification import MulticlassAccuracy
 
