@@ -1,4 +1,4 @@
-"""Lightning, Fabric and several ranks; the reference is a plain loop with the same engine on one."""
+"""Lightning and several ranks; the reference is a plain loop with the same engine on one."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import torch
 from frameworks.training import train
 from frameworks.two_ranks import (
     ddp_run,
-    fabric_run,
     fsdp_run,
     layer_parallel_ddp_run,
     layer_parallel_fsdp_run,
@@ -66,14 +65,6 @@ def lightning_resume(engine: Engine, case: ModelCase) -> None:
     assert_equal_gradients(fit_and_resume(engine, case), train(engine, case, epochs=2))
 
 
-@feature("Fabric, one device", slow=True)
-def fabric(engine: Engine, case: ModelCase) -> None:
-    """``fabric.setup`` and ``fabric.backward`` train to the weights of a plain loop."""
-    from frameworks.trainer_runs import fabric as run
-
-    assert_equal_gradients(run(engine, case), train(engine, case))
-
-
 @feature("DDP, two ranks", slow=True, ranks=True)
 def ddp(engine: Engine, case: ModelCase) -> None:
     """Two ranks stay equal to the last bit, and train to the weights of one with their joined batches.
@@ -93,12 +84,6 @@ def fsdp(engine: Engine, case: ModelCase) -> None:
 def lightning_ddp(engine: Engine, case: ModelCase) -> None:
     """Likewise, with ``Trainer(strategy=EngineDDPStrategy(engine), devices=2, accumulate_grad_batches=2)``."""
     _check_ranks(lightning_run, engine, case, accumulate=2)
-
-
-@feature("Fabric DDP, two ranks", slow=True, ranks=True)
-def fabric_ddp(engine: Engine, case: ModelCase) -> None:
-    """Likewise, in Fabric, with ``no_backward_sync``."""
-    _check_ranks(fabric_run, engine, case, accumulate=2)
 
 
 @feature("layer_parallel, two ranks", families=(RESIDUAL,), slow=True, ranks=True)

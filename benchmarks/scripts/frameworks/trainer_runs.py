@@ -1,4 +1,4 @@
-"""Training a case in Lightning and in Fabric, on one device or one per rank."""
+"""Training a case in Lightning, on one device or one per rank."""
 
 from __future__ import annotations
 
@@ -10,12 +10,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-import lightning.fabric
 import lightning.pytorch as pl
 import torch
 from frameworks.training import Updates, batches, loss_of, optimizer_of, updates_of
-from lightning.fabric.strategies.ddp import DDPStrategy
-from lightning.fabric.strategies.single_device import SingleDeviceStrategy
 from torch import Tensor
 from torch.utils.data import DataLoader
 
@@ -113,26 +110,6 @@ def fit_and_resume(engine: Engine, case: ModelCase) -> Updates:
                 parameter.zero_()
         _trainer(engine, case, 1, epochs=2).fit(Module(second), _loader(second), ckpt_path=Path(folder) / "half.ckpt")
     return updates_of(second)
-
-
-def fabric(engine: Engine, case: ModelCase, rank: int = 0, devices: int = 1, accumulate: int = 1) -> Updates:
-    """Return the changes of the weights by a loop in Fabric, with a step for every ``accumulate`` batches."""
-    specimen = Specimen(case)
-    base = SingleDeviceStrategy if devices == 1 else DDPStrategy
-    strategy = gradfree.lightning.engine_strategy(engine, base=base, chains=[f"net.{case.chain}"])
-    with quiet():
-        runner = lightning.fabric.Fabric(accelerator=torch.device(case.device).type, devices=devices, strategy=strategy)
-        runner.launch()
-        model, optimizer = runner.setup(Module(specimen), optimizer_of(specimen.model))
-        for number, x in enumerate(_loader(specimen, rank, devices), 1):
-            due = number % accumulate == 0
-            with runner.no_backward_sync(model, enabled=not due):
-                runner.backward(model.training_step(x, 0) / accumulate)
-            if due:
-                optimizer.step()
-                optimizer.zero_grad()
-        strategy.teardown()
-    return updates_of(specimen)
 
 
 def _loader(specimen: Specimen, rank: int = 0, devices: int = 1) -> Any:

@@ -122,13 +122,6 @@ def lightning_run(engine: Engine, case: ModelCase, rank: int) -> Updates:
     return fit(engine, case, rank=rank, devices=RANKS, accumulate_grad_batches=2)
 
 
-def fabric_run(engine: Engine, case: ModelCase, rank: int) -> Updates:
-    """Train with Fabric in the same way."""
-    from frameworks.trainer_runs import fabric
-
-    return fabric(engine, case, rank=rank, devices=RANKS, accumulate=2)
-
-
 @cache
 def _workers() -> list[ProcessPoolExecutor]:
     """Return one process for each rank; they are reused, as starting them takes time."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import io
 import pickle
 from collections.abc import Callable
 from itertools import combinations
@@ -14,7 +13,6 @@ from torch.nn.utils.parametrizations import weight_norm
 from torch.utils.checkpoint import checkpoint
 
 from gradfree.engines.engine import Engine
-from gradfree.optimizer import EngineOptimizer
 from gradfree.testing.cases.cases import LAYERS, RESIDUAL, ModelCase, Specimen, attached
 from gradfree.testing.cases.models import assert_equal_gradients
 from gradfree.testing.features.feature import feature
@@ -171,20 +169,6 @@ def pickled(engine: Engine, case: ModelCase) -> None:
         assert_equal_gradients(other.gradients(), expected)
 
 
-@feature("load_state_dict while attached")
-def load_state_dict(engine: Engine, case: ModelCase) -> None:
-    """Weights from a file replace those of the model, and the gradients are theirs."""
-    with attached(engine, case) as specimen:
-        file = io.BytesIO()
-        torch.save(specimen.model.state_dict(), file)
-        file.seek(0)
-        with torch.no_grad():
-            for parameter in specimen.model.parameters():
-                parameter.mul_(2.0)
-        specimen.model.load_state_dict(torch.load(file, weights_only=True))
-        assert_equal_gradients(specimen.gradients(), reference(engine, case))
-
-
 @feature("model.to() while attached", repeats=True)
 def moved(engine: Engine, case: ModelCase) -> None:
     """The gradients are those of a model that was converted first."""
@@ -194,29 +178,6 @@ def moved(engine: Engine, case: ModelCase) -> None:
         specimen.x = specimen.x.float()
         actual = specimen.gradients()
     assert_equal_gradients(actual, reference(engine, case, torch.float32), tolerance=1e-6)
-
-
-@feature("EngineOptimizer with a scheduler")
-def engine_optimizer(engine: Engine, case: ModelCase) -> None:
-    """The weights are those of a loop with the engine attached and the plain optimizer."""
-
-    def train(specimen: Specimen, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-        scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.01, total_steps=8)
-        for _ in range(6):
-            optimizer.zero_grad()
-            specimen.loss().backward()
-            optimizer.step()
-            scheduler.step()
-        return {name: p.detach() for name, p in specimen.model.named_parameters()}
-
-    specimen = Specimen(case)
-    with attached(engine, case) as other:
-        expected = train(other, torch.optim.AdamW(other.model.parameters()))
-    optimizer = EngineOptimizer(
-        torch.optim.AdamW(specimen.model.parameters()), specimen.model, engine, chains=specimen.chains
-    )
-    assert_equal_gradients(train(specimen, optimizer), expected, tolerance=1e-12)
-    optimizer.detach()
 
 
 @feature("torch.compile of each block", families=(RESIDUAL,), slow=True)

@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from gradfree.engines.engine import Engine
-from gradfree.errors import ChainError
 from gradfree.testing.cases.cases import ModelCase, Specimen, attached
 from gradfree.testing.cases.models import assert_equal_gradients
 from gradfree.testing.features.feature import feature
@@ -120,32 +119,6 @@ def two_models(engine: Engine, case: ModelCase) -> None:
                 parameter.mul_(1.5)
         other.gradients()
         assert_equal_gradients(one.gradients(), expected, within(engine, 0.0))
-
-
-@feature("attaching twice", repeats=True)
-def attached_twice(engine: Engine, case: ModelCase) -> None:
-    """A second engine on the same chain is refused, and the first works on."""
-    with attached(engine, case) as specimen:
-        expected = specimen.gradients()
-        try:
-            engine.attach(specimen.model, specimen.chains)
-        except ChainError:
-            assert_equal_gradients(specimen.gradients(), expected, within(engine, 0.0))
-            raise
-
-
-@feature("a chain that does not exist")
-def wrong_path(engine: Engine, case: ModelCase) -> None:
-    """The path is refused, and the model stays as it is."""
-    specimen = Specimen(case)
-    before = _attributes(specimen.model)
-    try:
-        engine.attach(specimen.model, ["bloks"])
-    except ChainError as error:
-        require("bloks" in str(error), f"the message does not name the path: {error}")
-        require(_attributes(specimen.model) == before, "a refused attach() changes the model")
-        raise
-    raise AssertionError("an engine was attached to a module that does not exist")
 
 
 def check_is_a_value(engine: Engine) -> None:
