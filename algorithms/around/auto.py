@@ -35,7 +35,7 @@ class Auto(Engine):
     first candidate is ``backprop``. Every step trains with exact gradients. The next turn begins after a step of an
     optimizer that has weights of the chains, as long as the handle exists. Each engine has twelve steps; times are
     those of whole steps, from one optimizer step to the next. Checkpoints contain the choice, and a resumed run does
-    not time again. Ranks agree on one engine in Lightning and Fabric; elsewhere call the handle's
+    not time again. Ranks agree on one engine in Lightning; elsewhere call the handle's
     ``average_over_ranks()``, or each rank chooses for itself.
 
     The candidates are all engines that :meth:`~gradfree.Engine.exact_ones` returns. A pass that one of them refuses is

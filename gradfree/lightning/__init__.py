@@ -1,4 +1,4 @@
-"""Engines as strategies of Lightning's Trainer and of Fabric; importing this registers every engine by its name.
+"""Engines as strategies of Lightning's Trainer; importing this registers every engine by its name.
 
 After ``import gradfree.lightning``: ``Trainer(strategy="highway_bp")``, on several devices
 ``Trainer(strategy="highway_bp_ddp", devices=2)``, with options
@@ -13,11 +13,10 @@ from gradfree.extras import needs_extra
 with needs_extra("lightning"):
     from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy, StrategyRegistry
 
-    from gradfree.lightning.callbacks import EngineFigures, GradientFidelity, WatchGradient
+    from gradfree.lightning.callbacks import EngineFigures, GradientFidelity
     from gradfree.lightning.engine_mixins import with_engine
     from gradfree.lightning.layer_parallel import LayerParallelStrategy
-    from gradfree.lightning.modules import Classifier
-    from gradfree.lightning.resuming import RandomStates, ResumableLoader
+    from gradfree.lightning.resuming import RandomStates
     from gradfree.lightning.strategies import register_engines
 
 EngineStrategy = with_engine(SingleDeviceStrategy)
@@ -32,7 +31,7 @@ def engine_strategy(engine: str | Engine, base: type = SingleDeviceStrategy, **o
 
     Args:
         engine: an engine's name, or an engine.
-        base: any strategy class of Lightning or Fabric, or a class derived from one (Ray's ``RayDDPStrategy``).
+        base: any strategy class of Lightning's Trainer, also of ``pytorch_lightning``, or a class derived from one.
         **options: ``chains``, the engine's options if it is given by name, and those of ``base``.
 
     Raises:
@@ -41,9 +40,17 @@ def engine_strategy(engine: str | Engine, base: type = SingleDeviceStrategy, **o
     return with_engine(base)(engine, **options)
 
 
+_GONE = {
+    "Classifier": "docs/guides/fit.md has a LightningModule of your own",
+    "LanguageModel": "a LightningModule of your own takes ten lines",
+    "ResumableLoader": "save checkpoints at the end of epochs, and use a DataLoader",
+    "WatchGradient": "docs/guides/watching.md has a callback of ten lines",
+}
+
+
 def __getattr__(name: str) -> Any:
-    if name == "LanguageModel":
-        raise AttributeError("gradfree.lightning.LanguageModel is gone: a LightningModule of your own takes ten lines.")
+    if name in _GONE:
+        raise AttributeError(f"gradfree.lightning.{name} is gone: {_GONE[name]}.")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
@@ -51,14 +58,11 @@ register_engines()
 LayerParallelStrategy.register_strategies(StrategyRegistry)
 
 __all__ = [
-    "Classifier",
     "EngineDDPStrategy",
     "EngineFigures",
     "EngineStrategy",
     "GradientFidelity",
     "LayerParallelStrategy",
     "RandomStates",
-    "ResumableLoader",
-    "WatchGradient",
     "engine_strategy",
 ]

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
-from typing import Any
 
 import lightning.pytorch as pl
-import torch
-from torch import Tensor, distributed
+from torch import Tensor
 
 from gradfree.chains.solving import Figures, engine_figures
-from gradfree.choosing.watching import GradientWatch
 from gradfree.fidelity import Agreement, loss_fidelity
-from gradfree.lightning.engine_mixins import TrainerEngineMixin
+from gradfree.lightning.engine_mixins import EngineMixin
 
 
 class _Observer(pl.Callback):
@@ -70,7 +67,7 @@ class GradientFidelity(_Observer):
     """
 
     def _check(self, trainer: pl.Trainer, pl_module: pl.LightningModule, loss: Tensor) -> None:
-        assert isinstance(trainer.strategy, TrainerEngineMixin)
+        assert isinstance(trainer.strategy, EngineMixin)
         fidelity = loss_fidelity(loss, pl_module, trainer.strategy.handle)
         self._log(pl_module, "fidelity", "", fidelity.total, self.prog_bar)
         for what, agreements in (("fidelity", fidelity.layers), ("delta", fidelity.states)):
@@ -82,57 +79,6 @@ class GradientFidelity(_Observer):
     def _log(self, pl_module: pl.LightningModule, what: str, where: str, agreement: Agreement, prog_bar: bool) -> None:
         pl_module.log(f"{what}/cosine{where}", agreement.cosine, on_step=True, on_epoch=False, prog_bar=prog_bar)
         pl_module.log(f"{what}/norm_ratio{where}", agreement.norm_ratio, on_step=True, on_epoch=False)
-
-
-class WatchGradient(pl.Callback):
-    """Compares the engine's gradient with the exact one every few steps, and makes it closer if needed.
-
-    This is :class:`gradfree.GradientWatch` for Lightning. It logs ``watch/cosine`` and saves its state in checkpoints.
-    All ranks react to the lowest cosine of any rank.
-
-    Args:
-        every_n_steps: optimizer steps from one check to the next.
-        least_cosine: the smallest accepted cosine.
-        rises: how often the engine gets better options before gradients are exact.
-
-    Raises:
-        TypeError: an option of another type, or a strategy without an engine.
-        ValueError: an option out of range.
-    """
-
-    def __init__(self, every_n_steps: int = 100, least_cosine: float = 0.99, rises: int = 3):
-        self.watch = GradientWatch(every_n_steps, least_cosine, rises)
-        self._steps = 0
-
-    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Start, or continue from a checkpoint."""
-        self.watch.start(_strategy_of(self, trainer).handle)
-        self._steps = trainer.global_step
-
-    def on_train_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *args: Any) -> None:
-        """Evaluate the optimizer step, if it was checked."""
-        if trainer.global_step == self._steps:
-            return
-        self._steps = trainer.global_step
-
-        def lowest(cosine: float) -> float:
-            if trainer.world_size == 1:
-                return cosine
-            of_all = torch.tensor(cosine, device=pl_module.device)
-            distributed.all_reduce(of_all, distributed.ReduceOp.MIN)
-            return of_all.item()
-
-        cosine = self.watch.after_step(lowest)
-        if cosine is not None:
-            pl_module.log("watch/cosine", cosine, on_step=True, on_epoch=False)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the state of the watch."""
-        return self.watch.state_dict()
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load the state of the watch."""
-        self.watch.load_state_dict(state_dict)
 
 
 class EngineFigures(_Observer):
@@ -171,8 +117,8 @@ class EngineFigures(_Observer):
         self._collecting.close()
 
 
-def _strategy_of(callback: pl.Callback, trainer: pl.Trainer) -> TrainerEngineMixin:
-    if isinstance(trainer.strategy, TrainerEngineMixin):
+def _strategy_of(callback: pl.Callback, trainer: pl.Trainer) -> EngineMixin:
+    if isinstance(trainer.strategy, EngineMixin):
         return trainer.strategy
     raise TypeError(
         f"{type(callback).__name__} needs an engine, but {type(trainer.strategy).__name__} has none: use "

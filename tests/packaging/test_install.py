@@ -214,9 +214,9 @@ def test_wheel(environment, tmp_path):
         assert "site-packages" in use(environment, tmp_path).parts
         engines = run(environment.parent / "gradfree", "engines", cwd=tmp_path)
         assert "highway_bp" in engines
-        fit = [environment.parent / "gradfree", "fit", "--model", "gradfree.lightning.Classifier", "--print_config"]
-        options = ["--model.net", "gradfree.models.PreActResNet", "--trainer.strategy", "highway_bp"]
-        assert "PreActResNet" in run(*fit, *options, cwd=tmp_path)
+        model = "lightning.pytorch.demos.boring_classes.BoringModel"
+        fit = [environment.parent / "gradfree", "fit", "--model", model, "--print_config"]
+        assert "highway_bp" in run(*fit, "--trainer.strategy", "highway_bp", cwd=tmp_path)
     finally:
         uninstall(environment)
 
