@@ -42,35 +42,22 @@ class TwoParts(Leaky):
 
 
 class Projecting(nn.Module):
-    """An LSTM cell with an output computed from its state."""
-
-    hidden_size, parts, output_size = HIDDEN, 2, 5
+    """An LSTM cell with an output computed from its state, which no step reads, as the first part of the state."""
 
     def __init__(self):
         super().__init__()
         self.cell, self.read = nn.LSTMCell(INPUT, HIDDEN), nn.Linear(HIDDEN, 5)
 
     def forward(self, x, state):
-        h, c = self.cell(x, state)
-        return self.read(h).tanh() + state[0].sum(-1, keepdim=True), (h, c)
-
-
-class Reading(Leaky):
-    """A cell with one state and an output that is not its state."""
-
-    output_size = 2
-
-    def forward(self, x, state):
-        state = super().forward(x, state)
-        return state[:, :2].sin() * x[:, :1], state
+        h, c = self.cell(x, state[1:])
+        return self.read(h).tanh() + state[1].sum(-1, keepdim=True), h, c
 
 
 CELLS = {
     "leaky": (Leaky, [HIDDEN]),
     "writing to its cotangent": (Writing, [HIDDEN]),
     "two parts": (TwoParts, [HIDDEN, 2]),
-    "projecting": (Projecting, [HIDDEN, HIDDEN]),
-    "reading": (Reading, [HIDDEN]),
+    "projecting": (Projecting, [5, HIDDEN, HIDDEN]),
     "rnn_tanh cell": (lambda: nn.RNNCell(INPUT, HIDDEN), [HIDDEN]),
     "rnn_relu cell": (lambda: nn.RNNCell(INPUT, HIDDEN, nonlinearity="relu"), [HIDDEN]),
     "gru cell": (lambda: nn.GRUCell(INPUT, HIDDEN), [HIDDEN]),

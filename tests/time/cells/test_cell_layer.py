@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from cell_tasks import HIDDEN, INPUT, Reading, Task, refusal
+from cell_tasks import HIDDEN, INPUT, Task, refusal
 from oracles import assert_close, off_by
 from torch import nn
 from torch.nn.modules.module import register_module_forward_hook
@@ -75,19 +75,6 @@ def test_a_pre_hook_registered_after_attach_is_part_of_a_torch_cell():
         actual = task.gradients()
     assert_close(actual, task.gradients())
     hook.remove()
-
-
-def test_approximations_apply_to_the_state_and_not_to_a_separate_output():
-    """Without weights from state to state, K has no effect."""
-    layer, x = CellLayer(Reading()), torch.randn(20, 2, 3)
-    with torch.no_grad():
-        layer.cell.network.weight[:, 3:] = 0.0
-    grads = []
-    for feedback in (0.0, 0.9):
-        with gradfree.create_engine("dsf", feedback=feedback).attach(layer):
-            out, _ = layer(x)
-            grads.append(torch.autograd.grad(out.sum(), layer.cell.network.weight)[0])
-    assert torch.equal(*grads)
 
 
 def test_hooks_and_the_own_forward_of_elementwise_cells_are_called():
