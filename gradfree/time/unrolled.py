@@ -134,7 +134,7 @@ class CellRecorder:
         out, *finals = _UnrollFunction.apply(self, len(parts), x, *parts, *self.layer.cell.parameters())
         if out.requires_grad:
             out.grad_fn.finals = list(map(weakref.ref, finals))
-        return [_Join.apply(out, finals[0]), *finals]
+        return [out, *finals]
 
     def chain(self, ctx: _Context, x: Tensor, first: Sequence[Tensor], states: Sequence[Tensor]) -> TimeChain:
         """Return the chain of a pass from its input ``x``, the initial state ``first`` and the states after all steps.
@@ -232,37 +232,22 @@ class _UnrollFunction(torch.autograd.Function):
         return None, None, *given
 
 
-class _Join(torch.autograd.Function):
-    """(outputs, final state) -> outputs. Routes the last output's cotangent to the final state, as in a loop."""
-
-    @staticmethod
-    def forward(ctx: FunctionCtx, out: Tensor, final: Tensor) -> Tensor:
-        return out.detach()
-
-    @staticmethod
-    def backward(ctx: FunctionCtx, cotangent: Tensor) -> tuple[Tensor, Tensor]:
-        return cotangent, cotangent[-1]
-
-
 def _with_final(e: Tensor | None, final: Tensor | None, like: Tensor) -> Tensor:
-    """Return the direct cotangents of all steps of a part; ``final`` already includes that of the last output."""
+    """Return the direct cotangents of all steps of a part, from those of the outputs and of the final state."""
     e = torch.zeros_like(like) if e is None else e.to(like.dtype, copy=True)
     if final is not None:
-        e[-1] = final
+        e[-1] += final
     return e
 
 
 def _refuse_hooks(ctx: _Context, where: str) -> None:
-    """Raise if the gradient of a part of the final state is observed that the cell computes other parts from."""
-    if ctx.parts == 1:
-        return
+    """Raise if the gradient of the final state is observed: it lacks what comes by the outputs and by other parts."""
     requested = {number for node, number in asked_for() if node is ctx}
     for n, ref in enumerate(ctx.finals):
         final = ref()
-        observed = n + 1 in requested or (final is not None and (final._backward_hooks or final.retains_grad))
-        if observed and not (n == 0 and ctx.mode == "LSTM"):
+        if n + 1 in requested or (final is not None and (final._backward_hooks or final.retains_grad)):
             raise ChainError(
-                f"a part of the final state of {where} has a gradient hook or retain_grad(), or torch.autograd.grad "
-                "was asked for its gradient. With an engine, this gradient lacks the contributions of other parts that "
-                "the cell computes from it. Remove the hook or request, or detach the engine."
+                f"the final state of {where} has a gradient hook or retain_grad(), or torch.autograd.grad was asked "
+                "for its gradient. With an engine, this gradient lacks what comes by the outputs. Remove the hook or "
+                "request, or detach the engine."
             )
