@@ -19,7 +19,7 @@ from gradfree.time.cell_layer import ElementwiseCell, apply_cell, unit_blocks
 from gradfree.time.closed_forms import State
 from gradfree.time.time_chain import Links, SplitJacobian, TimeChain
 from gradfree.torchside.batched_vjps import batched_vjps
-from gradfree.torchside.graph import may_write, walk
+from gradfree.torchside.graph import walk
 from gradfree.torchside.hooks import without_hooks
 from gradfree.torchside.private import global_hooks
 
@@ -72,13 +72,11 @@ class UnrolledChain(TimeChain):
             after = apply_cell(cell, self.x.flatten(0, 1), [part.flatten(0, 1) for part in self.before])
             self.states = self.after = [part.unflatten(0, self.shape) for part in after]
         known = {id(t) for t in (self.x, *self.before, *own)}
-        graph = walk(self.after)
-        if any(id(leaf) not in known for leaf in graph.leaves):
+        if any(id(leaf) not in known for leaf in walk(self.after).leaves):
             raise ChainError(
                 f"{where} uses a tensor that needs a gradient and is neither its input nor one of its "
                 "parameters. Register it as a parameter of the cell."
             )
-        self._may_overwrite = may_write(graph.kinds)
 
     @property
     def diagonal(self) -> Sequence[Factor]:
@@ -129,7 +127,7 @@ class UnrolledChain(TimeChain):
         rows = [part[:, None, None].expand(-1, *self.shape, -1) for part in identity.split(widths, -1)]
         given = [row.reshape(len(row), *a.shape).to(a.dtype) for row, a in zip(rows, self.after, strict=True)]
         live = [n for n, a in enumerate(self.after) if a.requires_grad]
-        vjps = batched_vjps([self.after[n] for n in live], self.before, [given[n] for n in live], self._may_overwrite)
+        vjps = batched_vjps([self.after[n] for n in live], self.before, [given[n] for n in live])
         parts = [torch.zeros_like(row) if v is None else v.flatten(3) for row, v in zip(rows, vjps, strict=True)]
         wide = torch.promote_types(self.like.dtype, torch.float32)
         return torch.cat(parts, -1).permute(1, 2, 0, 3)[1:].to(wide)
@@ -141,7 +139,7 @@ class UnrolledChain(TimeChain):
     def rearranged(self, change: Callable[[Tensor], Tensor]) -> Links:
         """Return the links in another order."""
         before = [change(part.detach()) for part in self.before]
-        return _CellLinks(self.cell, change(self.x.detach()), before, self._may_overwrite)
+        return _CellLinks(self.cell, change(self.x.detach()), before)
 
     def gradients(self, delta: State) -> ChainGradients:
         """Return δ_t ∂f_t/∂θ summed over t, the inputs' gradients, and those of the initial state."""
@@ -156,12 +154,9 @@ class UnrolledChain(TimeChain):
 
     def _vjp(self, delta: State, targets: Sequence[Tensor], keep: bool) -> tuple[Tensor | None, ...]:
         live = [(a, d) for a, d in zip(self.after, delta, strict=True) if d is not None and a.requires_grad]
-        after, cotangents = zip(*((a, self._safe_cotangent(d)) for a, d in live), strict=True)
+        # Copies, as custom functions may write to the cotangents that they are given.
+        after, cotangents = zip(*((a, d.clone()) for a, d in live), strict=True)
         return torch.autograd.grad(after, targets, cotangents, retain_graph=keep, allow_unused=True)
-
-    def _safe_cotangent(self, delta: Tensor) -> Tensor:
-        """Return ``delta``, or a copy if the cell's backward graph may overwrite it."""
-        return delta.clone() if self._may_overwrite else delta
 
 
 @dataclass(frozen=True)
@@ -172,13 +167,11 @@ class _CellLinks:
         cell: the cell.
         x: (T, B, I).
         before: the states before each step, part by part, (T, B, ·).
-        may_overwrite: whether the cell's backward graph may overwrite its input cotangents.
     """
 
     cell: nn.Module
     x: Tensor
     before: Sequence[Tensor]
-    may_overwrite: bool
 
     def unroll(self, direct: State, entering: Sequence[Tensor] | None = None) -> State:
         delta = tuple(torch.zeros_like(b) if e is None else e.clone() for e, b in zip(direct, self.before, strict=True))
@@ -200,8 +193,8 @@ class _CellLinks:
         with torch.enable_grad():
             before = [part[t].detach().requires_grad_() for part in self.before]
             after = apply_cell(self.cell, self.x[t], before)
-        given = [part[t].clone() if self.may_overwrite else part[t] for part in delta]
-        vjps = torch.autograd.grad(after, before, given, allow_unused=True)
+        # Copies, as in UnrolledChain.
+        vjps = torch.autograd.grad(after, before, [part[t].clone() for part in delta], allow_unused=True)
         return [torch.zeros_like(b) if v is None else v for b, v in zip(before, vjps, strict=True)]
 
 
