@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
 from dataclasses import fields
 from typing import Any
 
@@ -12,7 +11,6 @@ from transformers import TrainerCallback
 from transformers.trainer_callback import ExportableState
 
 from gradfree.chains.handle import Handle
-from gradfree.chains.solving import Figures, engine_figures
 from gradfree.engines.discovery import Chains
 from gradfree.engines.engine import Engine
 from gradfree.registry import engine_class, list_engines, resolve_engine
@@ -21,10 +19,8 @@ from gradfree.registry import engine_class, list_engines, resolve_engine
 class EngineCallback(TrainerCallback, ExportableState):
     """Trains with an engine, which is attached to the model during ``Trainer.train()``.
 
-    Accumulation, clipping, mixed precision, gradient checkpointing, PEFT and DDP are those of the Trainer. In steps
-    that the Trainer logs, the engine's figures (:func:`gradfree.engine_figures`) are added to the logs as
-    ``engine/<figure>/<chain>``, in ``state.log_history`` and for later callbacks. Checkpoints contain the engine's
-    state, which ``resume_from_checkpoint`` restores.
+    Accumulation, clipping, mixed precision, gradient checkpointing, PEFT and DDP are those of the Trainer. Checkpoints
+    contain the engine's state, which ``resume_from_checkpoint`` restores.
 
     Args:
         engine: an engine's name, or an engine.
@@ -50,8 +46,6 @@ class EngineCallback(TrainerCallback, ExportableState):
     ):
         self.engine, self.chains, self.residual = resolve_engine(engine, options), chains, residual
         self.handle = Handle()
-        self._collecting = ExitStack()
-        self._figures: Figures = {}
 
     def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
         """Attach the engine.
@@ -59,42 +53,20 @@ class EngineCallback(TrainerCallback, ExportableState):
         Raises:
             ChainError: the engine cannot be attached.
         """
-        self._detach()
+        self.handle.detach()
         self.handle = self.engine.attach(model, self.chains, residual=self.residual)
         # A checkpoint from a training without the engine has no entry, which the Trainer needs to save the next one.
         saved = state.stateful_callbacks.setdefault(type(self).__name__, self.state())
         self._load(saved if isinstance(saved, list) else [saved])
 
-    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Collect figures in a step that will be logged."""
-        step = state.global_step + 1
-        every = state.logging_steps if args.logging_strategy == "steps" else 0
-        if (step == 1 and args.logging_first_step) or (every and step % every == 0):
-            self._figures = self._collecting.enter_context(engine_figures())
-
     def on_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Call :meth:`Handle.watch` and, on several ranks, :meth:`Handle.average_over_ranks`."""
-        self._collecting.close()
         self.handle.watch()
         if distributed.is_available() and distributed.is_initialized():
             self.handle.average_over_ranks()
 
-    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
-        """Add the figures to the logs of a step."""
-        figures, self._figures = self._figures, {}
-        metrics = {
-            f"engine/{name}/{path}".rstrip("/"): f.item() for path, own in figures.items() for name, f in own.items()
-        }
-        if logs is not None and metrics:
-            logs.update(metrics)
-            state.log_history[-1].update(metrics)
-
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Detach the engine."""
-        self._detach()
-
-    def _detach(self) -> None:
-        self._collecting.close()
         self.handle.detach()
 
     def state(self) -> dict[str, Any]:
