@@ -54,7 +54,7 @@ def main(args: Sequence[str] | None = None) -> None:
     """
     if (here := str(Path.cwd())) not in sys.path:
         sys.path.insert(0, here)
-    added = {name: _loaded(entry) for name, entry in entries(COMMANDS).items()}
+    added = {name: found for name, entry in entries(COMMANDS).items() if (found := _loaded(entry)) is not None}
     commands = {"engines": engines, "models": models, **added}
     given = sys.argv[1:] if args is None else list(args)
     if given == ["--version"]:
@@ -65,8 +65,6 @@ def main(args: Sequence[str] | None = None) -> None:
         if given and _parses_itself(commands.get(given[0])):
             commands[given[0]](*given[1:])
         else:
-            if sys.flags.optimize > 1:
-                raise UsageError("Python runs with -OO, which removes docstrings: options and charts need them.")
             with needs_extra("bench"):
                 from gradfree.command_parser import run_command
             run_command(commands, given, description)
@@ -91,20 +89,12 @@ def _refuse_removed(given: Sequence[str]) -> None:
 
 
 def _loaded(entry: EntryPoint) -> Any:
-    """Return the command of a package; if it cannot be loaded, warn and return a command that raises."""
+    """Return the command of a package; ``None``, with a warning, if it cannot be loaded."""
     try:
-        command = load(entry)
-        if not callable(command) and not isinstance(command, dict):
-            raise ImportError(f"{entry.name!r} in {COMMANDS} is not a function or a dict of functions: {entry.value}.")
+        return load(entry)
     except ImportError as error:
-        problem = plain(str(error))
-        print(f"gradfree: warning: {problem}", file=sys.stderr)
-
-        def command(*arguments: str) -> None:
-            raise UsageError(problem)
-
-        command.__doc__ = problem
-    return command
+        print(f"gradfree: warning: {plain(str(error))}", file=sys.stderr)
+        return None
 
 
 def _parses_itself(command: Any) -> bool:

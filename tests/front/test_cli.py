@@ -2,7 +2,6 @@
 
 import os
 import runpy
-import subprocess
 import sys
 from pathlib import Path
 
@@ -30,15 +29,6 @@ def test_lists_have_a_line_for_each_name(command, names, capsys):
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines] == names
     assert all(len(line.split()) > 3 for line in lines)
-
-
-@pytest.mark.slow
-def test_commands_that_need_docstrings_raise_under_python_oo():
-    done = subprocess.run(
-        [sys.executable, "-OO", "-m", "gradfree", "bench", "run", "--dry-run"], capture_output=True, text=True
-    )
-    assert done.returncode == 2
-    assert "-OO" in done.stderr
 
 
 def test_a_named_engine_is_listed_with_its_options(capsys):
