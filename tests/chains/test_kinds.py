@@ -1,6 +1,4 @@
-"""Kinds of chains that are registered, or declared by another package, work like those of gradfree."""
-
-import sys
+"""Kinds of chains that are registered work like those of gradfree."""
 
 import pytest
 import torch
@@ -9,9 +7,7 @@ from torch import nn
 import gradfree
 from gradfree.chains import kinds
 from gradfree.depth.depth_site import Blocks
-from gradfree.testing.cases.cases import RESIDUAL, ModelCase
 from gradfree.testing.cases.models import LayeredModel, Plain, assert_equal_gradients, gradients
-from gradfree.testing.features.feature import FEATURES
 
 
 class Loop(nn.Module):
@@ -82,16 +78,6 @@ def test_a_registered_kind_is_found_named_and_exact():
 
 
 @pytest.mark.usefixtures("loops")
-@pytest.mark.parametrize("name", [f.name for f in FEATURES.values() if RESIDUAL in f.families and not f.slow])
-def test_a_registered_kind_has_the_features_of_other_blocks(name):
-    """A feature that is refused is also refused for a container."""
-    case = ModelCase("loop", RESIDUAL, LoopModel, (8, 6))
-    container = ModelCase("container", RESIDUAL, lambda: LayeredModel(*(Plain() for _ in range(5))), (8, 6))
-    of_loop, of_container = (FEATURES[name].refusal(engine(), c) for c in (case, container))
-    assert (of_loop is None) == (of_container is None), of_loop or of_container
-
-
-@pytest.mark.usefixtures("loops")
 def test_engines_choose_kinds_by_their_class_attributes():
     """``backprop`` leaves it to autograd, as all chains in depth; engines for layers name the kinds they accept."""
     assert "nothing is attached" in engine("backprop").validate(LoopModel()).notes[0]
@@ -138,28 +124,3 @@ def test_a_class_that_is_not_a_site_cannot_be_registered():
     for wrong in (Loop, Loops("", Loop()), "Loops"):
         with pytest.raises(TypeError, match=r"'wrong' must be a subclass of gradfree.chains.site.Site"):
             gradfree.register_chain("wrong")(wrong)
-
-
-@pytest.fixture
-def other_package(tmp_path, monkeypatch):
-    """Install a package with a kind of chains during the test."""
-    folder = tmp_path / "other-1.0.dist-info"
-    folder.mkdir()
-    (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: other\nVersion: 1.0\n")
-    (folder / "entry_points.txt").write_text("[gradfree.chains]\nzz = other_kinds:Reversed\n")
-    (tmp_path / "other_kinds.py").write_text(
-        "from gradfree.depth.depth_site import Container\nclass Reversed(Container):\n    looks_like = 'other blocks'\n"
-    )
-    monkeypatch.syspath_prepend(tmp_path)
-    kinds._declared.cache_clear()
-    yield
-    kinds._declared.cache_clear()
-    sys.modules.pop("other_kinds", None)
-
-
-@pytest.mark.usefixtures("other_package")
-def test_kinds_of_other_packages_come_before_our_own():
-    model = LayeredModel(*(Plain() for _ in range(2)))
-    (site,) = engine().validate(model).chains.values()
-    assert type(site).__name__ == "Reversed"
-    assert "other blocks" in engine().validate(nn.Linear(2, 2)).problems[0]
