@@ -15,13 +15,11 @@ from gradfree.algorithms.backprop import Backprop
 from gradfree.chains.chain import Chain, ChainGradients
 from gradfree.chains.handle import Handle
 from gradfree.chains.report import Report
-from gradfree.choosing.switching import Candidate, SwitchingHandle
-from gradfree.choosing.turns import ROUNDS
+from gradfree.choosing.switching import SwitchingHandle
 from gradfree.engines.discovery import Chains
 from gradfree.engines.engine import Engine
 from gradfree.errors import ChainError
 from gradfree.registry import engine_class, list_engines
-from gradfree.torchside.private import is_compiled
 from gradfree.trial.dry_run import Batch
 
 PLAIN = Backprop(plain=True)
@@ -33,10 +31,9 @@ class Auto(Engine):
 
     This is like cuDNN's benchmark mode for convolutions. Autograd is a candidate, so only the turns cost time; the
     first candidate is ``backprop``. Every step trains with exact gradients. The next turn begins after a step of an
-    optimizer that has weights of the chains, as long as the handle exists. Each engine has twelve steps; times are
+    optimizer that has weights of the chains, as long as the handle exists. Each engine has nine steps; times are
     those of whole steps, from one optimizer step to the next. Checkpoints contain the choice, and a resumed run does
-    not time again. Ranks agree on one engine in Lightning; elsewhere call the handle's
-    ``average_over_ranks()``, or each rank chooses for itself.
+    not time again. Each rank of data parallel training chooses for itself.
 
     The candidates are all engines that :meth:`~gradfree.Engine.exact_ones` returns. A pass that one of them refuses is
     refused here, too: second derivatives, cells with random numbers.
@@ -86,15 +83,13 @@ class Auto(Engine):
             raise ChainError(f"Auto cannot be attached to {type(model).__name__}:\n{problems}")
         if not joined.chains:
             warnings.warn(f"Auto: {joined.notes[0]}", stacklevel=2)
-        candidates = []
+        candidates = {}
         for engine in _distinct(reports):
-            # An engine without a chain here would warn at each of its turns: PLAIN does the same without a warning.
+            # An engine without a chain here would warn at its turn: PLAIN does the same without a warning.
             attach = (engine if reports[engine].chains else PLAIN).attach
-            candidates.append(Candidate(_short(engine), partial(attach, model, chains, **options)))
+            candidates[_short(engine)] = partial(attach, model, chains, **options)
         blocks = {path: block for site in joined.chains.values() for path, block in site.blocks.items()}
-        # Each change of engines compiles again, so a compiled model has only one round.
-        rounds = 1 if any(is_compiled(module) for module in model.modules()) else ROUNDS
-        return SwitchingHandle(candidates, blocks or {"": model}, rounds)
+        return SwitchingHandle(candidates, blocks or {"": model})
 
     def gradients(self, chain: Chain, direct: Any) -> ChainGradients:
         """Return the exact gradients of a chain that was recorded for ``Auto`` itself."""

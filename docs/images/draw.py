@@ -200,7 +200,7 @@ def turns() -> Drawing:
     names = (("backprop", GREY), ("autograd", GREY), ("newton", BLUE), ("shooting", GREEN))
     for i, (name, color) in enumerate(names):
         drawing.box(70 + 100 * i, 30, name, color, 88)
-    drawing.text(484, 18, "four turns each")
+    drawing.text(484, 18, "one turn each")
     drawing.arrow(420, 30, 548, 30, GREY)
     drawing.box(594, 30, "shooting", GREEN, 80)
     drawing.text(320, 78, "steps of the optimizer, every one with exact gradients")

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import logging
-import warnings
 import weakref
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-from torch import Tensor, distributed, nn
+from torch import nn
 
 from gradfree.chains.handle import Handle
 from gradfree.choosing.turns import Turns
@@ -22,19 +20,6 @@ KEY = "auto: choice"
 _log = logging.getLogger("gradfree")
 
 
-@dataclass(frozen=True)
-class Candidate:
-    """An engine that takes part in the choice.
-
-    Attributes:
-        name: of the engine in checkpoints.
-        attach: attaches it to the model.
-    """
-
-    name: str
-    attach: Callable[[], Handle]
-
-
 class SwitchingHandle(Handle):
     """A handle whose candidates take turns in the first steps of a training; then the fastest one stays.
 
@@ -42,36 +27,30 @@ class SwitchingHandle(Handle):
     their engine. Waits for the device only once, after the last turn.
 
     Attributes:
+        candidates: the names of the candidates, in the order of their turns.
         chosen: the name of the chosen candidate; ``None`` while they take turns.
         times: the seconds of a step with each candidate, by name; empty while they take turns.
 
     Args:
-        candidates: the first one is attached at once.
+        candidates: functions that attach them, by name; the first one is attached at once.
         blocks: the modules that any candidate trains; steps of their optimizers count.
-        rounds: the number of turns of each candidate.
     """
 
-    def __init__(self, candidates: Sequence[Candidate], blocks: Mapping[str, nn.Module], rounds: int):
+    def __init__(self, candidates: Mapping[str, Callable[[], Handle]], blocks: Mapping[str, nn.Module]):
         super().__init__()
-        self._candidates, self._all_blocks = candidates, blocks
-        self._turns = Turns(len(candidates), rounds) if len(candidates) > 1 else None
-        self._kept: dict[int, Mapping[str, Mapping[str, Any]]] = {}
-        self._current = 0
-        self._must_agree = False
-        self.chosen = None if self._turns else candidates[0].name
+        self._attach, self._all_blocks = candidates, blocks
+        self.candidates = list(candidates)
+        self._turns = Turns(len(candidates)) if len(candidates) > 1 else None
+        self._current = self.candidates[0]
+        self.chosen = None if self._turns else self._current
         self.times: dict[str, float] = {}
-        self.take_over(candidates[0].attach())
+        self.take_over(candidates[self._current]())
         self._steps: StepCounter | None = StepCounter(blocks, _step_callback(weakref.ref(self)), first_only=True)
 
     @property
     def attached(self) -> bool:
         """Whether this handle is attached, even if the current candidate puts nothing on the model."""
         return self._steps is not None
-
-    @property
-    def candidates(self) -> list[str]:
-        """The names of the candidates, in the order of their turns."""
-        return [candidate.name for candidate in self._candidates]
 
     @property
     def blocks(self) -> dict[str, nn.Module]:
@@ -82,7 +61,7 @@ class SwitchingHandle(Handle):
         """Move the attached engine of ``other`` to this handle."""
         super().take_over(other)
         for attachment in self._attachments.values():
-            attachment.has_rivals = len(self._candidates) > 1
+            attachment.has_rivals = len(self.candidates) > 1
 
     def detach(self) -> None:
         """Detach the current candidate and end the turns."""
@@ -98,69 +77,43 @@ class SwitchingHandle(Handle):
         return super().state_dict() | {KEY: {"way": self.chosen, "times": dict(self.times)}}
 
     def load_state_dict(self, state: Mapping[str, Mapping[str, Any]]) -> None:
-        """Load what :meth:`state_dict` returned; a loaded choice ends the turns."""
-        rest = {path: kept for path, kept in state.items() if path != KEY}
-        if (choice := state.get(KEY)) is None:
-            if rest or self._turns is None:
-                super().load_state_dict(rest)
+        """Load what :meth:`state_dict` returned; a loaded choice ends the turns, if it is among the candidates."""
+        choice = state.get(KEY)
+        if choice is None:
+            super().load_state_dict(state)
         elif choice["way"] in self.candidates:
-            self.times = dict(choice["times"])
-            self._settle(self.candidates.index(choice["way"]))
-            self._must_agree = False
-            super().load_state_dict(rest)
-        else:
-            warnings.warn(
-                f"the checkpoint has chosen {choice['way']}, which is not among the candidates here. They take turns: "
-                f"{', '.join(self.candidates)}.",
-                stacklevel=2,
-            )
-
-    def average_over_ranks(self) -> None:
-        """Average the means; after the last turn, also choose the candidate with the smallest maximum over ranks."""
-        super().average_over_ranks()
-        if self._must_agree:
-            self._must_agree = False
-            times = torch.tensor([self.times[name] for name in self.candidates], device=self._parameter.device)
-            distributed.all_reduce(times, distributed.ReduceOp.MAX)
-            self._take_fastest(times.tolist())
+            self._settle(choice["way"], choice["times"])
+            super().load_state_dict({path: kept for path, kept in state.items() if path != KEY})
 
     def step_ended(self) -> None:
         """End the timing of a step, after an optimizer step, and switch to the candidate whose turn is next."""
         if self._turns is None:
             return
-        device = self._parameter.device
+        device = self._device
         self._turns.end(device)
         if self._turns.current is None:
-            self._must_agree = True
-            self._take_fastest(self._turns.times())
+            times = dict(zip(self.candidates, self._turns.times(), strict=True))
+            fastest = min(times, key=times.__getitem__)
+            self._settle(fastest, times)
+            steps = ", ".join(f"{name} {1e3 * time:.3g} ms" for name, time in times.items())
+            _log.info("auto takes %s; a step: %s", fastest, steps)
             return
-        self._switch(self._turns.current)
+        self._switch(self.candidates[self._turns.current])
         self._turns.begin(device)
 
-    def _take_fastest(self, times: Sequence[float]) -> None:
-        self.times = dict(zip(self.candidates, times, strict=True))
-        before = self.chosen
-        self._settle(min(range(len(times)), key=times.__getitem__))
-        if self.chosen != before:
-            steps = ", ".join(f"{name} {1e3 * time:.3g} ms" for name, time in self.times.items())
-            _log.info("auto takes %s; a step: %s", self.chosen, steps)
+    def _settle(self, name: str, times: Mapping[str, float]) -> None:
+        self._switch(name)
+        self._turns, self.chosen, self.times = None, name, dict(times)
 
-    def _settle(self, index: int) -> None:
-        self._switch(index)
-        self._turns, self._kept = None, {}
-        self.chosen = self._candidates[index].name
-
-    def _switch(self, index: int) -> None:
-        if index != self._current:
-            self._kept[self._current] = super().state_dict()
+    def _switch(self, name: str) -> None:
+        if name != self._current:
             super().detach()
-            self._current = index
-            self.take_over(self._candidates[index].attach())
-            super().load_state_dict(self._kept.get(index, {}))
+            self._current = name
+            self.take_over(self._attach[name]())
 
     @property
-    def _parameter(self) -> Tensor:
-        return next(p for block in self._all_blocks.values() for p in block.parameters())
+    def _device(self) -> torch.device:
+        return next(p.device for block in self._all_blocks.values() for p in block.parameters())
 
 
 def _step_callback(handle: weakref.ref[SwitchingHandle]) -> AfterStep:

@@ -62,7 +62,6 @@ def fastest(monkeypatch):
     """Let one candidate have the shortest times."""
 
     def be(number):
-        monkeypatch.setattr(Turns, "_drop_slowest", lambda self: None)
         monkeypatch.setattr(Turns, "times", lambda self: [1.0 + (way != number) for way in range(len(self._times))])
 
     return be
@@ -76,11 +75,11 @@ def test_every_step_has_exact_gradients_and_the_fastest_engine_stays(fastest, nu
     optimizer = wrapped(model)
     assert optimizer.handle.candidates == WAYS
     with caplog.at_level(logging.INFO, "gradfree"):
-        seen = train(model, optimizer, steps=52, parts=2)
-    train(plain, torch.optim.AdamW(plain.parameters(), 1e-2), steps=52, parts=2)
+        seen = train(model, optimizer, steps=40, parts=2)
+    train(plain, torch.optim.AdamW(plain.parameters(), 1e-2), steps=40, parts=2)
     assert seen[::2] == seen[1::2]
-    assert seen[:24:2] == [engine for engine in ENGINES for _ in range(3)]
-    assert set(seen[96:]) == {ENGINES[number]}
+    assert seen[:72:2] == [engine for engine in ENGINES for _ in range(9)]
+    assert set(seen[72:]) == {ENGINES[number]}
     assert optimizer.handle.chosen == WAYS[number]
     assert optimizer.handle.times == {way: 1.0 + (n != number) for n, way in enumerate(WAYS)}
     (line,) = caplog.messages
@@ -91,7 +90,7 @@ def test_every_step_has_exact_gradients_and_the_fastest_engine_stays(fastest, nu
 def test_steps_of_other_models_optimizers_do_not_count():
     model, other = fresh(), fresh()
     with gradfree.create_engine("auto").attach(model) as handle:
-        assert set(train(model, torch.optim.SGD(other.parameters(), 0.1), steps=9)) == {"Backprop"}
+        assert set(train(model, torch.optim.SGD(other.parameters(), 0.1), steps=12)) == {"Backprop"}
         assert handle.chosen is None
 
 
@@ -99,16 +98,16 @@ def test_only_the_first_of_several_optimizers_counts():
     model = fresh()
     both = [torch.optim.SGD(model.rnn.parameters(), 0.1), torch.optim.SGD([model.rnn.weight_ih_l0], 0.1)]
     with gradfree.create_engine("auto").attach(model):
-        assert train(model, *both, steps=4) == ["Backprop"] * 3 + [None]
+        assert train(model, *both, steps=10) == ["Backprop"] * 9 + [None]
 
 
-@pytest.mark.parametrize("number", range(4))
+@pytest.mark.parametrize("number", [1, 3])
 def test_a_resumed_run_has_no_turns_and_equals_an_uninterrupted_one(fastest, number):
     """Bitwise; the state loads like weights."""
     fastest(number)
     model, resumed = fresh(), fresh()
     optimizer, again = wrapped(model), wrapped(resumed)
-    train(model, optimizer, steps=50)
+    train(model, optimizer, steps=37)
     file = io.BytesIO()
     torch.save([model.state_dict(), optimizer.state_dict()], file)
     file.seek(0)
@@ -118,8 +117,8 @@ def test_a_resumed_run_has_no_turns_and_equals_an_uninterrupted_one(fastest, num
     again.load_state_dict(state)
     assert again.handle.chosen == optimizer.handle.chosen
     assert again.handle.times == optimizer.handle.times
-    assert set(train(resumed, again, steps=50)) == {ENGINES[number]}
-    train(model, optimizer, steps=50)
+    assert set(train(resumed, again, steps=9)) == {ENGINES[number]}
+    train(model, optimizer, steps=9)
     assert all(map(torch.equal, model.parameters(), resumed.parameters()))
 
 
@@ -129,19 +128,19 @@ def test_a_checkpoint_from_before_the_choice_starts_the_turns_again():
     train(model, optimizer, steps=11)
     again.load_state_dict(optimizer.state_dict())
     assert again.handle.chosen is None
-    assert train(resumed, again, steps=4) == ["Backprop"] * 3 + [None]
+    assert train(resumed, again, steps=10) == ["Backprop"] * 9 + [None]
 
 
-def test_a_saved_choice_that_is_not_a_candidate_gives_a_warning(fastest):
+def test_a_saved_choice_that_is_not_a_candidate_is_not_loaded(fastest):
     fastest(3)
     model = fresh()
     optimizer = wrapped(model)
-    train(model, optimizer, steps=50)
+    train(model, optimizer, steps=37)
     with pytest.warns(UserWarning, match="nothing is attached.*plain=False takes 'blocks'"):
         other = gradfree.create_engine("auto").attach(plain_model())
     assert other.candidates == WAYS[:1]
-    with pytest.warns(UserWarning, match=r"has chosen Shooting\(\), which is not among the candidates here"):
-        other.load_state_dict(optimizer.handle.state_dict())
+    other.load_state_dict(optimizer.handle.state_dict())
+    assert other.chosen == WAYS[0]
 
 
 def test_detaching_during_the_turns_restores_the_model():
@@ -149,7 +148,7 @@ def test_detaching_during_the_turns_restores_the_model():
     before = snapshot(model)
     handle = gradfree.create_engine("auto").attach(model)
     optimizer = torch.optim.SGD(model.parameters(), 0.0)
-    train(model, optimizer, steps=10)
+    train(model, optimizer, steps=30)
     assert on(model) == "Shooting"
     handle.detach()
     handle.detach()

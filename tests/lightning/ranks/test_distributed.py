@@ -4,7 +4,6 @@ import pytest
 import torch
 from rank_processes import results_of_ranks
 
-choosing_ranks = pytest.importorskip("choosing_ranks")
 resumed_ranks = pytest.importorskip("resumed_ranks")
 pytestmark = [pytest.mark.slow, pytest.mark.processes]
 
@@ -27,11 +26,3 @@ def test_a_running_mean_is_equal_on_all_ranks_and_resumed_bitwise(tmp_path):
         assert all(map(torch.equal, means_of(after), means))
         assert len(resumed_after) == resumed_ranks.STEPS - resumed_ranks.STOP
         assert all(map(torch.equal, means_of(resumed_after), means[resumed_ranks.STOP :]))
-
-
-def test_ranks_with_different_times_choose_the_same_engine(tmp_path):
-    """The engine with the smallest maximum over ranks; the weights stay equal on both."""
-    first, second = results_of_ranks(tmp_path, choosing_ranks.__file__)
-    assert first[0] == second[0] == "Shooting()"
-    assert first[1] == second[1]
-    assert torch.equal(first[2], second[2])
