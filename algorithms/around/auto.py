@@ -75,8 +75,7 @@ class Auto(Engine):
         batched: Literal["auto"] | bool = "auto",
     ) -> Handle:
         """Let all engines that can be attached to ``model`` take turns."""
-        options: dict[str, Any] = {"residual": residual, "batched": batched}
-        reports = {engine: engine.attach_report(model, chains, **options) for engine in self.engines}
+        reports = {engine: engine.validate(model, chains, residual=residual) for engine in self.engines}
         joined = _joined(reports)
         if not joined.ok:
             problems = "\n".join(f"- {problem}" for problem in joined.problems)
@@ -87,7 +86,7 @@ class Auto(Engine):
         for engine in _distinct(reports):
             # An engine without a chain here would warn at its turn: PLAIN does the same without a warning.
             attach = (engine if reports[engine].chains else PLAIN).attach
-            candidates[_short(engine)] = partial(attach, model, chains, **options)
+            candidates[_short(engine)] = partial(attach, model, chains, residual=residual, batched=batched)
         blocks = {path: block for site in joined.chains.values() for path, block in site.blocks.items()}
         return SwitchingHandle(candidates, blocks or {"": model})
 

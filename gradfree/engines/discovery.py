@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -22,11 +21,8 @@ Kinds = Sequence[type[Site]]
 Chains = Sequence[str | Sequence[str]]
 """Module paths of chains; a list of paths in place of a path is the chain of these modules, in this order."""
 
-ALTERNATIVES: Mapping[str, Sequence[str]] = {
-    "depth": ("fixed_point", "truncated"),
-    "time": ("backprop", "fixed_point", "truncated"),
-}
-"""By dimension, engines that no chain of the conformance suite fails with."""
+ALTERNATIVES = ("backprop", "fixed_point", "truncated")
+"""Engines that no chain of the conformance suite fails with, but those of single layers."""
 
 _LAYERS: dict[type[nn.Module], str] = {nn.GRUCell: "nn.GRU", nn.LSTMCell: "nn.LSTM", nn.RNNCell: "nn.RNN"}
 
@@ -79,12 +75,11 @@ def alternatives(model: nn.Module, chains: Chains | None, kinds: Kinds) -> Itera
         chains: as in :meth:`gradfree.Engine.validate`.
         kinds: the kinds that the refused engine solves.
     """
-    for dimension, names in ALTERNATIVES.items():
-        others = [k for k in known_kinds() if k.dimension == dimension and not k.of_layers and k not in kinds]
-        found = validate(model, chains, others) if others else None
-        if found is not None and found.ok and found.chains:
-            *first, last = map(repr, names)
-            yield f"for {', '.join(map(repr, found.chains))} there are the engines {', '.join(first)} and {last}."
+    others = [kind for kind in known_kinds() if not kind.of_layers and kind not in kinds]
+    found = validate(model, chains, others) if others else Report()
+    if found.ok and found.chains:
+        *first, last = map(repr, ALTERNATIVES)
+        yield f"for {', '.join(map(repr, found.chains))} there are the engines {', '.join(first)} and {last}."
 
 
 def compiled_around_blocks(model: nn.Module, site: Site) -> str | None:
@@ -172,9 +167,7 @@ def _path_problems(modules: Mapping[str, nn.Module], chains: Sequence[str], kind
     chain = ", or ".join(dict.fromkeys(kind.may_be or kind.looks_like for kind in kinds))
     if not chains and not more:
         yield "chains=[] names no chain; leave it out to have the chain found."
-    for path, times in Counter(chains).items():
-        if times > 1:
-            yield f"chains names {path!r} {times} times."
+    for path in dict.fromkeys(chains):
         if path not in modules:
             hint = did_you_mean(str(path), candidates) or f" Possible chains: {candidates or 'none'}."
             yield f"the model has no module {path!r}.{hint}"
@@ -220,11 +213,8 @@ def _is_cell(module: nn.Module) -> bool:
 
 
 def _torch_layer(cell: nn.Module) -> str:
-    """Return code that makes torch's layer from one of torch's cells, with the same weights; "" for other cells."""
-    if not isinstance(cell, nn.RNNCellBase) or type(cell) not in _LAYERS:
+    """Return how to make torch's layer from one of torch's cells, with the same weights; "" for other cells."""
+    if (layer := _LAYERS.get(type(cell))) is None:
         return ""
-    options = "" if cell.bias else ", bias=False"
-    if isinstance(cell, nn.RNNCell) and cell.nonlinearity != "tanh":
-        options += f", nonlinearity={cell.nonlinearity!r}"
-    layer = f"{_LAYERS[type(cell)]}({cell.input_size}, {cell.hidden_size}{options})"
-    return f", or layer = {layer}, with layer.load_state_dict({{f'{{n}}_l0': p for n, p in cell.state_dict().items()}})"
+    layer += f"(..., nonlinearity={cell.nonlinearity!r})" if isinstance(cell, nn.RNNCell) else ""
+    return f", or {layer} and layer.load_state_dict({{f'{{n}}_l0': p for n, p in cell.state_dict().items()}})"

@@ -222,25 +222,6 @@ class Engine(Solver):
         """
         return None
 
-    def attach_report(
-        self,
-        model: nn.Module,
-        chains: Chains | None = None,
-        *,
-        residual: float | None = None,
-        batched: Literal["auto"] | bool = "auto",
-    ) -> Report:
-        """Return the report of :meth:`validate` for these arguments of :meth:`attach`.
-
-        Raises:
-            ValueError: ``batched`` is not "auto", ``True`` or ``False``.
-        """
-        if batched not in ("auto", True, False):
-            raise ValueError(f"batched must be 'auto', True or False, not {batched!r}.")
-        report = self.validate(model, chains, residual=residual)
-        problems = _batched_problems(report, self) if batched is True else ()
-        return replace(report, problems=[*report.problems, *problems])
-
     def attach(
         self,
         model: nn.Module,
@@ -267,9 +248,12 @@ class Engine(Solver):
                 support it; the model is unchanged then.
             ValueError: ``batched`` is not "auto", ``True`` or ``False``.
         """
-        report = self.attach_report(model, chains, residual=residual, batched=batched)
-        if not report.ok:
-            lines = "\n".join(f"- {line}" for line in (*report.problems, *report.notes))
+        if batched not in ("auto", True, False):
+            raise ValueError(f"batched must be 'auto', True or False, not {batched!r}.")
+        report = self.validate(model, chains, residual=residual)
+        problems = [*report.problems, *(_batched_problems(report, self) if batched is True else ())]
+        if problems:
+            lines = "\n".join(f"- {line}" for line in (*problems, *report.notes))
             raise ChainError(f"{type(self).__name__} cannot be attached to {type(model).__name__}:\n{lines}")
         if not report.chains:
             for note in report.notes:

@@ -53,7 +53,6 @@ CASES = {
     "no path at all": (plain_model, [], "chains=[] names no chain"),
     "no list": (plain_model, "blocks", "chains must be a list of module paths: chains=['blocks']"),
     "modules": (plain_model, [[Plain()]], "chains must be a list of module paths, chains=['blocks'], not of Plain"),
-    "a path twice": (plain_model, ["blocks", "blocks"], "chains names 'blocks' 2 times"),
     "an empty container": (with_an_empty_container, ["extra"], "'extra' has no blocks"),
     "no chain": (lambda: nn.Linear(3, 3), None, "or name them in order: chains=[['block1', 'block2']]"),
     "overlapping": (lambda: nn.Sequential(nn.Sequential(Plain()), Plain()), ["", "0"], "the chains '' and '0' share a"),
