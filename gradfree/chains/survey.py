@@ -21,7 +21,6 @@ class LinkFindings:
         path: of the block, or of the layer for a chain in time.
         residual: the mean of K, the diagonal of the residual path; ``None``: the engine does not need it, or the link's
             input gets no cotangent.
-        uniform: whether all numbers of that diagonal are equal.
         share: ⟨δK, δF⟩ / ‖δF‖², the fraction of the exact VJP δF that the residual path explains; NaN without a VJP.
         batched: whether the block's VJP runs in a batch.
         steps: the number of links.
@@ -29,7 +28,6 @@ class LinkFindings:
 
     path: str
     residual: float | None = None
-    uniform: bool = True
     share: float = nan
     batched: bool = False
     steps: int = 1
@@ -39,7 +37,7 @@ class LinkFindings:
         """The residual path in words; the engine itself may use another K, or none."""
         if self.residual is None:
             return ""
-        return f"residual path {self.residual:.3g}{'' if self.uniform else ' on average'}"
+        return f"residual path {self.residual:.3g}"
 
     @classmethod
     def of_link(cls, path: str, factor: Factor, delta: Cotangent, pulled: Cotangent) -> LinkFindings:
@@ -48,8 +46,7 @@ class LinkFindings:
             return cls(path)
         if pulled.shape != delta.shape:
             return cls(path, 0.0)
-        known = _wide(torch.as_tensor(factor)).flatten()
-        return cls(path, known.mean().item(), bool((known == known[0]).all()), share([times(delta, factor)], [pulled]))
+        return cls(path, _wide(torch.as_tensor(factor)).mean().item(), share([times(delta, factor)], [pulled]))
 
 
 @dataclass(frozen=True)

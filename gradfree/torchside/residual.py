@@ -44,28 +44,9 @@ def _dropout_mask(node: Any) -> list[Factor]:
     return [node._saved_result1 / kept if kept else 0.0]
 
 
-def _gru_gate(node: Any) -> list[Factor]:
-    """Return the update gate, the second of five chunks in the kernel's saved tensor."""
-    return [0.0, 0.0, node._saved_result1.chunk(5, -1)[1]]
-
-
-def _group_norm_scale(node: Any) -> list[Factor]:
-    x, groups = node._saved_input, node._saved_group
-    ones = [1] * (x.dim() - 2)
-    scale = node._saved_result2.repeat_interleave(x.shape[1] // groups, 1).view(*x.shape[:2], *ones)
-    weight = node._saved_weight
-    return [scale if weight is None else scale * weight.detach().view(1, -1, *ones)]
-
-
 def _product(node: Any) -> list[Factor]:
     # Autograd keeps a factor only where the other one needs a gradient.
     return [0.0 if f is None else _plain(f) for f in (node._saved_other, node._saved_self)]
-
-
-def _added_product(node: Any) -> list[Factor]:
-    value = float(node._saved_value)
-    pair = (node._saved_tensor2, node._saved_tensor1)
-    return [1.0, *(0.0 if f is None else value * _plain(f) for f in pair)]
 
 
 def _plain(factor: Tensor) -> Tensor:
@@ -90,9 +71,6 @@ _DIAGONAL: dict[str, tuple[int, Callable[[Any], list[Factor]]]] = {
     "NegBackward0": (1, lambda node: [-1.0]),
     "DivBackward0": (1, lambda node: [1 / _plain(node._saved_other)]),
     "AddBackward0": (2, lambda node: [1.0, float(node._saved_alpha)]),
-    "AddcmulBackward0": (3, _added_product),
-    "AddmmBackward0": (1, lambda node: [float(node._saved_beta)]),
-    "BaddbmmBackward0": (1, lambda node: [float(node._saved_beta)]),
     "CloneBackward0": (1, lambda node: [1.0]),
     "LerpBackward0": (2, lambda node: _mix(float(node._saved_weight))),
     "LerpBackward1": (2, lambda node: _mix(_plain(node._saved_weight))),
@@ -103,10 +81,8 @@ _DIAGONAL: dict[str, tuple[int, Callable[[Any], list[Factor]]]] = {
     "FusedRmsNormBackward0": (1, _rms_norm_scale),
     "MiopenBatchNormBackward0": (1, _batch_norm_scale),
     "NativeDropoutBackward0": (1, _dropout_mask),
-    "NativeGroupNormBackward0": (1, _group_norm_scale),
     "NativeLayerNormBackward0": (1, _layer_norm_scale),
     "ReluBackward0": (1, _relu_mask),
-    "ThnnFusedGruCellBackward0": (3, _gru_gate),
     "ToCopyBackward0": (1, lambda node: [1.0]),
     "WhereBackward0": (2, _choice),
 }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -36,16 +36,11 @@ def left_intact(model: nn.Module, inputs: Sequence[Any]) -> Iterator[None]:
             yield
         finally:
             for module, attributes, inner in modules:
-                if not _same(vars(module), attributes):
-                    vars(module).clear()
-                    vars(module).update(attributes)
+                vars(module).clear()
+                vars(module).update(attributes)
                 for name, entries in zip(_INNER, inner, strict=True):
                     vars(module)[name].clear()
                     vars(module)[name].update(entries)
             with torch.no_grad():
                 for buffer, value in values:
                     buffer.copy_(value)
-
-
-def _same(a: Mapping[str, Any], b: Mapping[str, Any]) -> bool:
-    return a.keys() == b.keys() and all(a[name] is b[name] for name in a)
