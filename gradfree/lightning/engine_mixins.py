@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import fields
 from functools import cache
+from importlib import import_module
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Literal
 
 from gradfree.chains.handle import Handle
@@ -66,6 +68,18 @@ class EngineMixin:
     """The engine's state to load when it is attached."""
     world_size: int
     """The strategy's number of ranks."""
+
+    @property
+    def accelerator(self) -> Any:
+        """The accelerator, which the Trainer sets."""
+        return self._accelerator
+
+    @accelerator.setter
+    def accelerator(self, accelerator: Any) -> None:
+        # Only the accelerator shows whether the Trainer is lightning's or pytorch_lightning's: same code, other types.
+        if (base := _counterpart(self._base)) and isinstance(accelerator, _accelerators(base)):
+            self.__class__ = with_engine(base)
+        self._accelerator = accelerator
 
     def setup(self, trainer: Any) -> None:
         """Attach the engine in a ``fit``, and set up as usual."""
@@ -166,7 +180,24 @@ def with_engine(base: type) -> type[Any]:
         )
     parents = (EngineMixin, OneDevice, base) if "SingleDeviceStrategy" in names else (EngineMixin, base)
     attributes = {"_base": base, "__module__": __name__, "__doc__": EngineMixin.__doc__}
-    return type(f"Engine{base.__name__}", parents, attributes)
+    kind = type(f"Engine{base.__name__}", parents, attributes)
+    if other := _counterpart(base):
+        strategy: Any = next(c for c in other.__mro__ if c.__name__ == "Strategy")
+        strategy.register(kind)
+    return kind
+
+
+def _counterpart(base: type) -> Any:
+    """Return the class of the same name in ``pytorch_lightning``, if ``base`` is from ``lightning.pytorch``."""
+    if not base.__module__.startswith("lightning.pytorch.") or find_spec("pytorch_lightning") is None:
+        return None
+    return getattr(import_module("pytorch_lightning.strategies"), base.__name__, None)
+
+
+def _accelerators(base: type) -> type[Any]:
+    """Return the base class of accelerators in the package of ``base``."""
+    accelerator: type[Any] = import_module(f"{base.__module__.partition('.')[0]}.accelerators").Accelerator
+    return accelerator
 
 
 def _restore(base: type) -> Any:

@@ -75,12 +75,13 @@ def test_pytorch_lightning_trains_too(tmp_path, by_name):
 
     quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "accelerator": "cpu"}
     module = type("Older", (older.LightningModule,), {"__init__": __init__, **members})()
-    base = older.strategies.SingleDeviceStrategy
-    strategy = "highway_bp" if by_name else gradfree.lightning.engine_strategy("highway_bp", base=base, iterations=1)
+    strategy = "highway_bp" if by_name else gradfree.lightning.EngineStrategy("highway_bp", iterations=1)
     trainer = older.Trainer(strategy=strategy, devices=1, max_epochs=1, default_root_dir=tmp_path, **quiet)
     trainer.fit(module, loader())
     assert module.attached
     assert all(module.attached)
+    assert isinstance(trainer.strategy, older.strategies.Strategy)
+    assert by_name or trainer.strategy is strategy
     (saved,) = tmp_path.rglob("*.ckpt")
     assert "gradfree" in torch.load(saved, weights_only=False)
 
