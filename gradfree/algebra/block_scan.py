@@ -29,8 +29,6 @@ def clamped(blocks: Blocks) -> Blocks:
 def block_scan(terms: Sequence[Tensor], blocks: Blocks, reverse: bool = False) -> list[Tensor]:
     """Solve y_t,i = terms_t,i + Σ_j blocks_t,ij ⊙ y_{t-1},j; with ``reverse``, with blocks_{t+1} and y_{t+1}.
 
-    Parts that depend on no unsolved part are solved one by one, by :func:`~gradfree.algebra.time_scan.scan`.
-
     Args:
         terms: the parts, (T, B, H) each.
         blocks: K; the blocks of the first link are not used.
@@ -39,45 +37,17 @@ def block_scan(terms: Sequence[Tensor], blocks: Blocks, reverse: bool = False) -
     Returns:
         y, in the terms' dtype; sums are in single precision at least.
     """
-    found: dict[int, Tensor] = {}
-    while len(found) < len(terms):
-        unsolved = [i for i in range(len(terms)) if i not in found]
-        independent = [i for i in unsolved if all(blocks[i][j] is None for j in unsolved if j != i)]
-        whole = {i: _add_solved_parts(i, terms, blocks, found, reverse) for i in independent or unsolved}
-        if independent:
-            own = ((i, blocks[i][i]) for i in independent)
-            found |= {i: whole[i] if factor is None else scan(whole[i], factor, reverse) for i, factor in own}
-        else:
-            found |= dict(
-                zip(unsolved, _solve_coupled([whole[i] for i in unsolved], unsolved, blocks, reverse), strict=True)
-            )
-    return [found[i] for i in range(len(terms))]
-
-
-def _add_solved_parts(
-    i: int, terms: Sequence[Tensor], blocks: Blocks, found: dict[int, Tensor], reverse: bool
-) -> Tensor:
-    """Return the terms of part i plus the contributions of the solved parts ``found``."""
-    term = terms[i]
-    for j, y in found.items():
-        factor = blocks[i][j]
-        if factor is not None:
-            term = term.clone() if term is terms[i] else term
-            here, there = (slice(None, -1), slice(1, None)) if reverse else (slice(1, None), slice(None, -1))
-            term[here] += factor[1:] * y[there]
-    return term
-
-
-def _solve_coupled(terms: Sequence[Tensor], parts: Sequence[int], blocks: Blocks, reverse: bool) -> Sequence[Tensor]:
-    """Solve for parts that all depend on each other."""
+    if len(terms) == 1:
+        factor = blocks[0][0]
+        return [terms[0] if factor is None else scan(terms[0], factor, reverse)]
     dtype = torch.promote_types(terms[0].dtype, torch.float32)
     zero = torch.zeros_like(terms[0])
-    rows = [torch.stack([zero if (k := blocks[i][j]) is None else k for j in parts], 1) for i in parts]
+    rows = [torch.stack([zero if factor is None else factor for factor in row], 1) for row in blocks]
     x, f = torch.stack(list(terms), 1).to(dtype), torch.stack(rows, 1).to(dtype)
     if not reverse:
-        return _solve(x, f).to(terms[0].dtype).unbind(1)
+        return list(_solve(x, f).to(terms[0].dtype).unbind(1))
     # The block that is rolled to the first position is not used.
-    return _solve(x.flip(0), f.roll(-1, 0).flip(0)).flip(0).to(terms[0].dtype).unbind(1)
+    return list(_solve(x.flip(0), f.roll(-1, 0).flip(0)).flip(0).to(terms[0].dtype).unbind(1))
 
 
 def _solve(x: Tensor, f: Tensor) -> Tensor:

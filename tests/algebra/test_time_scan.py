@@ -40,11 +40,6 @@ def test_infinity_reaches_only_the_steps_after_it(kind, reverse):
     torch.testing.assert_close(scan(terms, factors, reverse), expected, rtol=1e-12, atol=1e-12, equal_nan=True)
 
 
-@pytest.mark.parametrize("shape", [(0, 3, WIDTH), (5, 0, WIDTH)])
-def test_empty_sequences_and_batches_give_empty_results(shape):
-    assert scan(torch.randn(shape), torch.rand(WIDTH)).shape == shape
-
-
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_low_precision_is_rounded_once(dtype):
     """Not at every step: over a thousand steps, small terms would be lost in a large sum."""

@@ -139,8 +139,8 @@ MUTANTS = (
         "algebra/test_block_scan.py",
         (
             "gradfree/algebra/block_scan.py",
-            "term[here] += factor[1:] * y[there]",
-            "term[here] += factor[:-1] * y[there]",
+            "f.roll(-1, 0).flip(0)",
+            "f.flip(0)",
         ),
     ),
     mutant(
