@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import os
 import re
+import shutil
 import subprocess
 import sys
 import time
@@ -32,14 +33,13 @@ LONGEST = 400
 FAILED, NO_TESTS = 1, (4, 5)
 
 
-def copied(tree: Path, folder: Path) -> Path:
-    """Copy the files of ``tree`` that git tracks, with uncommitted changes."""
-    listed = subprocess.run(["git", "ls-files", "-z"], cwd=tree, check=True, capture_output=True).stdout
-    names = b"\0".join(name for name in listed.split(b"\0") if name and (tree / os.fsdecode(name)).is_file())
-    packed = subprocess.run(
-        ["tar", "-c", "--null", "-T", "-"], cwd=tree, check=True, input=names, capture_output=True
-    ).stdout
-    subprocess.run(["tar", "-x"], cwd=folder, check=True, input=packed)
+def copied(folder: Path) -> Path:
+    """Copy the files that git tracks, with uncommitted changes, into ``folder``."""
+    listed = subprocess.run(["git", "ls-files"], cwd=TREE, check=True, capture_output=True, text=True).stdout
+    for name in listed.splitlines():
+        if (TREE / name).is_file():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(TREE / name, folder / name)
     return folder
 
 
@@ -51,23 +51,9 @@ def caught_by(tree: Path, test: str) -> tuple[bool, str]:
         "OMP_NUM_THREADS": "1",
         "PYTHONDONTWRITEBYTECODE": "1",
     }
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        test,
-        "-m",
-        "slow or not slow",
-        "-x",
-        "-n",
-        "0",
-        "-q",
-        "-rf",
-        "-p",
-        "no:cacheprovider",
-    ]
+    options = ["-x", "-n", "0", "-q", "-rf", "-p", "no:cacheprovider", "-W", "ignore"]
     process = subprocess.Popen(
-        [*command, "-W", "ignore"],
+        [sys.executable, "-m", "pytest", test, "-m", "slow or not slow", *options],
         cwd=tree,
         env=environment,
         text=True,
@@ -120,13 +106,12 @@ def main() -> int:
     """Run the mutants and print their results."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("words", nargs="*", help="parts of names of mutants; default: all")
-    parser.add_argument("--tree", type=Path, default=TREE, help="the tree with code and tests; default: this one")
     parser.add_argument("--fit", action="store_true", help="only list the mutants that do not fit")
     options = parser.parse_args()
     chosen = [m for m in MUTANTS if not options.words or any(word in m.name for word in options.words)]
     survived = 0
     with TemporaryDirectory() as folder:
-        tree = copied(options.tree, Path(folder))
+        tree = copied(Path(folder))
         for mutant in chosen:
             if options.fit:
                 if mutant.applied(tree) is None:
