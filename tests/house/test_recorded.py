@@ -49,24 +49,6 @@ def test_stages_share_the_time_and_unfinished_ones_continue(monkeypatch, tmp_pat
     assert "long: not done yet" in capsys.readouterr().out
 
 
-def test_nothing_runs_when_the_time_is_over(monkeypatch, tmp_path):
-    monkeypatch.syspath_prepend(CI)
-    gpu = runpy.run_path(str(CI / "gpu.py"))
-    over = monotonic() - 1
-    assert gpu["Runner"](tmp_path, over, over)("log", "-c", "raise SystemExit") is None
-    left, failed = gpu["run_stages"]([gpu["Stage"]("one", None, 1)], tmp_path, monotonic() - 1)
-    assert (left, failed) == (["one"], False)
-
-
-def test_a_process_runs_past_its_stages_time_until_it_has_advanced(monkeypatch, tmp_path):
-    monkeypatch.syspath_prepend(CI)
-    run = runpy.run_path(str(CI / "gpu.py"))["Runner"](tmp_path, monotonic() - 1, monotonic() + 60)
-    sleep = ("-c", "import time; print('begun', flush=True); time.sleep(60)")
-    assert run("slow", *sleep, advanced=lambda: "begun" in (tmp_path / "slow").read_text()) is None
-    assert "begun" in (tmp_path / "slow").read_text()
-    assert run("quick", "-c", "raise SystemExit(3)", advanced=lambda: False) == 3
-
-
 def test_every_listed_test_file_exists(monkeypatch):
     monkeypatch.syspath_prepend(CI)
     gpu = runpy.run_path(str(CI / "gpu.py"))

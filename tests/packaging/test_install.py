@@ -231,20 +231,6 @@ def test_editable_install(environment, tmp_path):
         uninstall(environment)
 
 
-def test_strict_editable_install_is_seen_by_type_checkers(environment, tmp_path):
-    """Type checkers follow files and do not know the import hook of other editable installs."""
-    checkout = source(tmp_path)
-    strict = ("--no-deps", "--config-settings", "editable_mode=strict", "--editable")
-    run(environment, "-m", "pip", "install", "--quiet", *strict, checkout)
-    try:
-        assert use(environment, tmp_path).is_relative_to(checkout)
-        options = ("--python-executable", environment, "--follow-imports=skip", "--cache-dir", tmp_path / "cache")
-        code = "import gradfree.algorithms.highway_bp, gradfree.benchmarks.sweeps.axes, gradfree.models"
-        run(sys.executable, "-m", "mypy", *options, "-c", code, cwd=tmp_path)
-    finally:
-        uninstall(environment)
-
-
 def test_plain_checkout(environment, tmp_path):
     checkout = source(tmp_path)
     assert use(environment, tmp_path, PYTHONPATH=str(checkout)).is_relative_to(checkout)
