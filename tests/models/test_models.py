@@ -32,21 +32,6 @@ def small(name, **options):
     return gradfree.create_model(name, **{**CASES[name][0], **options})
 
 
-OUTPUTS = {
-    "preact_resnet": (5, 3),
-    "postact_resnet": (5, 3),
-    "gpt": (4, 7, 11),
-    "residual_mlp": (5, 3),
-    "vit": (5, 3),
-    "recurrent_lm": (4, 7, 11),
-    "pixel_classifier": (5, 3),
-    "lenet": (5, 3),
-    "orthogonal_mlp": (5, 3),
-    "orthogonal_lenet": (5, 3),
-    "orthogonal_convnet": (5, 3),
-}
-"""Shapes of what the models return."""
-
 CHAINS = {
     "preact_resnet": ({"blocks": "6 blocks"}, 6),
     "postact_resnet": ({"blocks": "6 blocks"}, 6),
@@ -67,7 +52,7 @@ VARIANTS = [
 @pytest.mark.parametrize("name", CASES)
 def test_output_shape_and_a_gradient_for_every_parameter(name):
     model, x = small(name), CASES[name][1]()
-    assert model(x).shape == OUTPUTS[name]
+    assert model(x).shape == ((4, 7, 11) if name in ("gpt", "recurrent_lm") else (5, 3))
     assert all(g is not None and g.any() for g in gradients(model, lambda: model(x)).values())
 
 
@@ -88,19 +73,6 @@ def test_downsample_inverts_upsample_averages_rows_and_stacks_columns():
     x = torch.arange(16.0).reshape(1, 1, 4, 4)
     torch.testing.assert_close(downsample(x, 2)[0, :, 0, 0], torch.tensor([2.0, 3.0]))
     torch.testing.assert_close(downsample(x, 2)[0, 0], torch.tensor([[2.0, 4.0], [10.0, 12.0]]))
-
-
-def test_a_vision_transformer_attends_to_all_patches_and_uses_positions():
-    model, image = small("vit"), torch.randn(1, 1, 6, 6)
-    changed = image.clone()
-    changed[..., -2:, -2:] += 1
-    states = [model.sublayers[0](model.patches(x).flatten(2).transpose(1, 2)) for x in (image, changed)]
-    assert (states[0] != states[1]).any(-1).all()
-    moved = image.roll(2, -1)
-    assert not torch.allclose(model(image), model(moved))
-    with torch.no_grad():
-        model.positions.zero_()
-    torch.testing.assert_close(model(image), model(moved))
 
 
 @pytest.mark.parametrize("name", ["gpt", "recurrent_lm"])
@@ -238,14 +210,8 @@ def test_pixel_classifier_reads_row_by_row_from_the_left():
         (lambda: small("pixel_classifier", memory=2), "at least 3 steps of a cell 'gru' or 'lstm', not 2 of GRU"),
         (lambda: gradfree.create_model("preact_resnet", depth=33), "depth must be 6n + 2"),
         (lambda: gradfree.create_model("preact_resnet")(torch.randn(1, 3, 30, 32)), "must be multiples of 4"),
-        (lambda: gradfree.create_model("gpt", vocab_size=5, width=10, heads=4), "heads must divide width"),
         (lambda: small("gpt")(torch.zeros(1, 10, dtype=torch.long)), "10 tokens exceed the context of 9"),
-        (
-            lambda: small("recurrent_lm", cell="mgu"),
-            "cell must be one of 'gru', .*, 'para_lstm', not 'mgu'",
-        ),
-        (lambda: small("recurrent_lm", block="conv"), "block must be one of 'plain', 'transformer', not 'conv'"),
-        (lambda: small("recurrent_lm", layers=0), "layers must be at least 1, not 0"),
+        (lambda: small("recurrent_lm", cell="mgu"), "cell must be one of 'gru', .*, 'para_lstm', not 'mgu'"),
         (lambda: small("lenet", image_size=15), "image_size must be at least 16, not 15"),
     ],
 )
