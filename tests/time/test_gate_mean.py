@@ -1,34 +1,13 @@
-"""DSF's running mean of the gate: in checkpoints, with padding, averaged over ranks."""
+"""DSF's running mean of the gate: with padding, averaged over ranks."""
 
 import pytest
 import torch
-from oracles import assert_close
-from recurrent_tasks import HIDDEN, INPUT, Task
+from recurrent_tasks import HIDDEN, INPUT
 from torch import nn
 from torch.nn.utils.rnn import pack_padded_sequence
 
 import gradfree
-
-
-def test_dsf_keeps_a_running_mean_of_the_gate_in_checkpoints():
-    task = Task("gru", 9, num_layers=2)
-    engine = gradfree.create_engine("dsf", feedback="gate")
-    with engine.attach(task.module) as handle:
-        assert handle.state_dict() == {}
-        first = task.gradients()
-        assert sorted(handle.state_dict()[""]) == ["mean of 0.0.0", "mean of 1.0.0"]
-        kept = {path: dict(values) for path, values in handle.state_dict().items()}
-        task.x = torch.randn_like(task.x, requires_grad=True)
-        second = task.gradients()
-    with engine.attach(task.module) as handle:
-        without_mean = task.gradients()
-    with engine.attach(task.module) as handle:
-        handle.load_state_dict(kept)
-        assert_close(task.gradients(), second)
-        with pytest.raises(ValueError, match=r"no chains \['x'\] here; there are \[''\]"):
-            handle.load_state_dict({"x": {}})
-    assert not torch.allclose(without_mean[1], second[1])
-    assert len(first) == len(second)
+from gradfree.models import ParaLSTM
 
 
 def test_the_mean_gate_ignores_padding_and_empty_or_non_finite_batches():
@@ -55,9 +34,7 @@ def test_the_mean_gate_ignores_padding_and_empty_or_non_finite_batches():
     "make",
     [
         lambda: nn.LSTM(3, 4, 2, bidirectional=True),
-        lambda: nn.GRU(3, 4),
-        lambda: gradfree.CellLayer(nn.LSTMCell(3, 4)),
-        lambda: gradfree.CellLayer(nn.GRUCell(3, 4)),
+        lambda: ParaLSTM(3, 4),
     ],
 )
 def test_a_rank_without_a_mean_joins_the_average_of_the_others(make, monkeypatch):

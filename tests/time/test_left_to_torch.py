@@ -8,7 +8,6 @@ from oracles import off_by
 from recurrent_tasks import everything
 from torch import nn
 from torch.nn.utils.rnn import pack_padded_sequence
-from torch.utils.checkpoint import checkpoint
 
 import gradfree
 from gradfree.time.fused import LayerFunction
@@ -42,7 +41,6 @@ class Packed(nn.Module):
 
 LEFT = {
     "an LSTM in float32, wide": (lambda: nn.LSTM(3, 64).float(), (20, 64, 3)),
-    "an LSTM in float32, long": (lambda: nn.LSTM(3, 8).float(), (4096, 1, 3)),
     "stacked, both directions": (
         lambda: nn.LSTM(3, 8, num_layers=2, bidirectional=True, dropout=0.0).float(),
         (20, 4, 3),
@@ -75,15 +73,6 @@ def test_layers_in_segments_or_faster_in_closed_form_run_by_the_engine(solved):
     assert solved == [2048, 64]
 
 
-def test_packed_sequences_of_equal_length_run_in_segments_in_both_passes():
-    model = Packed(nn.GRU(3, 8))
-    x = torch.randn(600, 2, 3, requires_grad=True)
-    expected = everything(model, x)
-    with gradfree.create_engine("shooting").attach(model), gradfree.engine_figures() as figures:
-        assert off_by(everything(model, x), expected) < 1e-10
-    assert {"forward sweeps", "sweeps"} <= figures["layer.l0"].keys()
-
-
 def remembering():
     """Return an LSTM of two layers, the first of which has long memory."""
     layer = nn.LSTM(3, 8, num_layers=2).float()
@@ -107,17 +96,6 @@ def test_a_layer_with_long_memory_is_left_to_torch_until_the_next_trial(solved):
     assert runs[0] == 2
     assert runs[1:51] == [1] * 50
     assert runs[51] == 2
-
-
-@pytest.mark.filterwarnings("ignore:.*has long memory")
-def test_a_checkpoints_second_forward_pass_runs_as_the_first():
-    layer = remembering()
-    x = torch.randn(512, 1, 3, dtype=torch.float32, requires_grad=True)
-    expected = torch.autograd.grad(layer(x)[0].sum(), x)
-    with gradfree.create_engine("shooting", segments=16).attach(layer):
-        for _ in range(53):
-            out, _ = checkpoint(layer, x, use_reentrant=False)
-            assert off_by(torch.autograd.grad(out.sum(), x), expected) < 1e-4
 
 
 def test_backprop_warns_once_if_torchs_kernel_is_faster():

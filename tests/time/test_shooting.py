@@ -10,11 +10,9 @@ import torch
 from oracles import off_by
 from recurrent_tasks import everything, remembering
 from torch import nn
-from torch.utils.checkpoint import checkpoint
 
 import gradfree
 from gradfree.benchmarks.timing.allocations import peak_memory
-from gradfree.time.forward import _KERNELS
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*has long memory")
 
@@ -67,48 +65,6 @@ def test_the_corrector_gate_needs_fewer_sweeps():
         needed[corrector] = figures["l0"]
     for name in ("sweeps", "forward sweeps"):
         assert needed["gate"][name] < needed[None][name]
-
-
-@pytest.mark.parametrize("options", [{}, {"bias": False}])
-def test_segments_run_with_the_modules_own_weights(options, monkeypatch):
-    """Kernels must get the module's flat weights: cuDNN copies all others, with a warning."""
-    rnn, x, kernel, given = nn.RNN(3, 8, **options), torch.randn(64, 1, 3), torch.rnn_tanh, []
-
-    def watched(x, hx, weights, *rest):
-        given.append((len(x), [w.data_ptr() for w in weights]))
-        return kernel(x, hx, weights, *rest)
-
-    monkeypatch.setitem(_KERNELS, "RNN_TANH", watched)
-    with shooting(segments=4, burn=5).attach(rnn):
-        rnn(x)[0].sum().backward()
-    assert {steps for steps, _ in given} == {5, 16}
-    assert all(pointers == [w.data_ptr() for w in rnn._flat_weights] for _, pointers in given)
-
-
-@pytest.mark.parametrize("options", [{"bias": False}, {"num_layers": 2, "bidirectional": True}])
-@pytest.mark.parametrize(("length", "burn"), [(512, "auto"), (512, 0), (513, 40), (4, "auto")])
-def test_an_lstms_backward_pass_in_segments_is_torchs_in_float32(options, length, burn):
-    """On a CPU; also under a checkpoint whose second forward pass takes another number of sweeps."""
-    lstm = nn.LSTM(3, 8, **options).float()
-    x = torch.randn(length, 2, 3, dtype=torch.float32, requires_grad=True)
-    layers = lstm.num_layers * (1 + lstm.bidirectional)
-    states = tuple(torch.randn(layers, 2, 8, dtype=torch.float32, requires_grad=True) for _ in range(2))
-
-    def found(run=lstm):
-        out, (h, c) = run(x, states)
-        loss = out.pow(2).sum() + h.sum() + 3 * c.sum()
-        return [out, h, c, *torch.autograd.grad(loss, [x, *states, *lstm.parameters()])]
-
-    expected = found()
-    with shooting(segments=4, burn=burn).attach(lstm), gradfree.engine_figures() as figures:
-        for _ in range(2):
-            assert off_by(found(), expected) < 1e-4
-        assert off_by(found(lambda *given: checkpoint(lstm, *given, use_reentrant=False)), expected) < 1e-4
-        assert figures["l0"]["sequential"] == 0
-    lstm.weight_ih_l0.requires_grad_(False)
-    with shooting(segments=4).attach(lstm):
-        lstm(x, states)[0].sum().backward()
-    assert lstm.weight_ih_l0.grad is None
 
 
 @pytest.mark.parametrize(("length", "batch_first"), [(1024, True), (1027, False)])
