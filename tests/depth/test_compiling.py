@@ -5,7 +5,6 @@ import torch
 from lightning_runs import REGISTERED, over, quiet
 from plain_modules import Net
 
-import gradfree
 from gradfree.testing.cases.models import assert_equal_gradients, gradients
 
 pytestmark = [quiet, pytest.mark.slow]
@@ -47,22 +46,3 @@ def test_compiled_models_get_the_engines_gradients(engine, kind, way):
     with engine.attach(net):
         assert_equal_gradients(gradients(net, lambda: run(x)), expected)
     assert_equal_gradients(gradients(net, lambda: run(x)), exact)
-
-
-def test_modules_inside_blocks_may_be_compiled_for_highway_bp():
-    net, x = Net("blocks"), torch.randn(5, 6)
-    engine = gradfree.create_engine("highway_bp")
-    with engine.attach(net):
-        expected = gradients(net, lambda: net(x))
-    for block in net.middle:
-        block.branch.compile(backend="aot_eager")
-    with engine.attach(net):
-        assert_equal_gradients(gradients(net, lambda: net(x)), expected)
-
-
-def test_blocks_compiled_later_are_refused_if_the_engine_needs_their_residual_path():
-    net, x = Net("blocks"), torch.randn(5, 6)
-    with gradfree.create_engine("highway_bp").attach(net):
-        run = torch.compile(net, backend="aot_eager")
-        with pytest.raises(gradfree.ChainError, match="a compiled block hides it"):
-            run(x).sum().backward()

@@ -3,7 +3,7 @@
 Gradients are exact, also for a loss on extra outputs; all outputs are the same as without an engine.
 """
 
-from collections import OrderedDict, defaultdict
+from collections import OrderedDict
 from dataclasses import dataclass, fields
 from typing import Any, NamedTuple
 
@@ -12,7 +12,6 @@ import torch
 from torch import nn
 
 import gradfree
-from gradfree import ChainError
 from gradfree.testing.cases.models import Plain, assert_equal_gradients, gradients
 
 LENGTH = 4
@@ -29,23 +28,9 @@ class Named(NamedTuple):
     extra: Any
 
 
-@dataclass
-class Data:
-    h: Any
-    weights: Any
-    extra: Any
-
-
 @dataclass(frozen=True)
 class NoneFirst:
     loss: Any
-    h: Any
-    weights: Any
-    extra: Any
-
-
-@dataclass(frozen=True, slots=True)
-class Slots:
     h: Any
     weights: Any
     extra: Any
@@ -74,10 +59,6 @@ class ModelOutput(OrderedDict):
         return make, tuple(getattr(self, field.name) for field in fields(self)), *others
 
 
-def default_dict(h, weights, extra):
-    return defaultdict(list, h=h, weights=weights, extra=extra)
-
-
 def by_name(out):
     return out["h"], out["weights"], out["extra"]
 
@@ -92,10 +73,7 @@ OUTPUTS = {
     "list": (lambda *parts: [*parts], tuple),
     "named tuple": (Named, by_attribute),
     "dict": (lambda h, weights, extra: {"h": h, "weights": weights, "extra": extra}, by_name),
-    "defaultdict": (default_dict, by_name),
-    "dataclass": (Data, by_attribute),
     "frozen dataclass, None first": (lambda *parts: NoneFirst(None, *parts), by_attribute),
-    "frozen dataclass with slots": (Slots, by_attribute),
     "ModelOutput": (lambda *parts: ModelOutput(None, *parts), by_name),
     "ModelOutput by attribute": (lambda *parts: ModelOutput(None, *parts), by_attribute),
 }
@@ -135,25 +113,7 @@ class Network(nn.Module):
 
 @pytest.mark.parametrize("engine", EXACT)
 @pytest.mark.parametrize("output", OUTPUTS)
-def test_gradients_are_exact_for_states_in_any_container(output, engine):
-    model, x = Network(output), torch.randn(4, 6)
-    out, expected = model(x).detach(), gradients(model, lambda: model(x))
-    plain = model.outputs
-    with EXACT[engine].attach(model):
-        assert torch.equal(model(x), out)
-        assert [type(a) for a in model.outputs] == [type(a) for a in plain]
-        for block, ours, before in zip(model.blocks, model.outputs, plain, strict=True):
-            (_, *rest), (own, *returned) = model.parts(ours), model.parts(block.returned)
-            assert torch.equal(rest[0], returned[0])
-            assert torch.equal(rest[1][0], returned[1][0])
-            assert own.grad_fn.name() == model.parts(before)[0].grad_fn.name(), "what the block has kept was changed"
-            assert torch.equal(rest[0], model.parts(before)[1])
-        assert_equal_gradients(gradients(model, lambda: model(x)), expected)
-
-
-@pytest.mark.parametrize("engine", EXACT)
-@pytest.mark.parametrize("output", OUTPUTS)
-def test_a_loss_on_extra_outputs_is_exact(output, engine):
+def test_states_and_losses_in_any_container_are_exact(output, engine):
     model, x = Network(output), torch.randn(4, 6)
 
     def run():
@@ -162,34 +122,14 @@ def test_a_loss_on_extra_outputs_is_exact(output, engine):
         return out.sum() + model.parts(model.outputs[0])[1].sum() + weights.pow(3).sum() * extra[0]
 
     expected = gradients(model, run)
+    plain = model.outputs
     with EXACT[engine].attach(model, ["blocks"]):
         assert_equal_gradients(gradients(model, run), expected)
-
-
-@pytest.mark.parametrize("change", [lambda h, p: h.add_(p), lambda h, p: h[0].mul_(p), lambda h, p: h[:, :2].zero_()])
-@pytest.mark.parametrize(
-    ("twin", "message"),
-    [
-        (lambda h: h, "modified by an inplace operation"),
-        (lambda h: h.view_as(h), "the output of 0 .* was changed in place"),
-    ],
-    ids=["the state itself", "a view"],
-)
-def test_a_state_changed_in_place_through_an_extra_output_is_refused(change, twin, message):
-    """A change through a view gives the block's output another history, but not the state that the model got."""
-
-    class Twin(Plain):
-        def forward(self, x):
-            h = super().forward(x)
-            return h, twin(h)
-
-    model, x, p = nn.ModuleList([Twin(), Twin()]), torch.randn(4, 6), torch.randn(6, requires_grad=True)
-    with EXACT["backprop"].attach(model, [""]):
-        h, other = model[0](x)
-        h = model[1](h)[0]
-        change(other, p)
-        with pytest.raises(ChainError, match=message):
-            h.sum().backward()
+    for block, ours, before in zip(model.blocks, model.outputs, plain, strict=True):
+        assert type(ours) is type(before)
+        assert torch.equal(model.parts(ours)[1], model.parts(before)[1])
+        kept, unchanged = model.parts(block.returned)[0], model.parts(before)[0]
+        assert kept.grad_fn.name() == unchanged.grad_fn.name(), "what the block has kept was changed"
 
 
 @pytest.mark.parametrize("engine", EXACT)

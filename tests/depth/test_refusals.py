@@ -24,29 +24,6 @@ def test_full_backward_hooks_added_later_are_refused(path):
         model(x).sum().backward()
 
 
-class Viewing(nn.Module):
-    def forward(self, x):
-        return x.view(x.shape)
-
-
-@pytest.mark.parametrize("name", ["backprop", "highway_bp", "deeppcr"])
-@pytest.mark.parametrize("at", ["once the next block has run", "behind the chain"])
-def test_a_state_that_the_next_block_returns_as_a_view_must_not_be_changed(name, at):
-    """A change of it would change the next state, too, whose gradient does not include the change."""
-    model, x = Model([Plain(), Plain(), Viewing(), Plain(), Plain()]), torch.randn(4, 6)
-    engine = gradfree.create_engine(name, **({"plain": False} if name == "backprop" else {}))
-    with engine.attach(model, ["blocks"]):
-        states = [model.stem(x)]
-        for i, block in enumerate(model.blocks):
-            states.append(block(states[-1]))
-            if i == 2 and at == "once the next block has run":
-                states[2].mul_(3)
-        if at == "behind the chain":
-            states[2].mul_(3)
-        with pytest.raises(ChainError, match=r"the output of blocks.* changed in place"):
-            states[-1].sum().backward()
-
-
 class Keeping(Plain):
     def forward(self, x):
         self.kept = super().forward(x)
@@ -98,22 +75,14 @@ ENGINES["backprop"] = gradfree.create_engine("backprop", plain=False)
 
 
 @pytest.mark.parametrize("name", ENGINES)
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: Model([ReturnsTheStateSecond(), Plain()]), "blocks.0 returned tuple, in which the next state is not"),
-        (lambda: Model([InPlace(), Plain()]), "blocks.0 modifies its input in place"),
-    ],
-)
-def test_a_forward_pass_that_is_no_chain_is_refused(name, make, message):
-    model = make()
+def test_a_block_that_returns_something_else_first_is_refused(name):
+    model = Model([ReturnsTheStateSecond(), Plain()])
     before = snapshot(model)
     with (
         ENGINES[name].attach(model, ["blocks"]),
-        pytest.raises(ChainError) as error,
+        pytest.raises(ChainError, match=r"blocks\.0 returned tuple, in which the next state is not"),
     ):
         model(torch.randn(4, 6))
-    assert message in str(error.value)
     assert_unchanged(model, before)
 
 

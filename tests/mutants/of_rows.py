@@ -4,8 +4,7 @@ from mutant import mutant
 
 DEPTH = "gradfree/depth/*.py"
 UNEQUAL = "depth/unusual/test_unequal_blocks.py"
-AS_ONE_BY_ONE = "depth/unusual/test_batched_as_one_by_one.py"
-ROWS = f"depth/test_rows.py {AS_ONE_BY_ONE} {UNEQUAL}"
+ROWS = f"depth/test_rows.py {UNEQUAL}"
 
 MUTANTS = (
     mutant(
@@ -24,7 +23,7 @@ MUTANTS = (
     ),
     mutant(
         "a batch adds K where it is to be subtracted from F",
-        AS_ONE_BY_ONE,
+        "depth/test_rows.py",
         (DEPTH, "vjps = vjps - delta * factors[-1]", "vjps = vjps + delta * factors[-1]"),
     ),
     mutant(
@@ -48,7 +47,7 @@ MUTANTS = (
     ),
     mutant(
         "blocks under autocast are a row",
-        f"depth/test_rows.py {AS_ONE_BY_ONE}",
+        "depth/test_rows.py",
         ("gradfree/depth/row.py", "and not torch.is_autocast_enabled(state.device.type)", "and True"),
     ),
     mutant(

@@ -3,7 +3,6 @@
 from contextlib import nullcontext
 
 import pytest
-from exact_engines import EXACT
 from torch import nn
 
 import gradfree
@@ -49,18 +48,6 @@ def test_backprop_is_refused_beside_another_engine(make):
     assert plain.validate(model).ok
 
 
-def test_compiled_code_is_kept_if_nothing_is_attached(monkeypatch):
-    """Only a chain with hooks makes compiled code wrong."""
-    import torch._dynamo
-
-    resets = []
-    monkeypatch.setattr(torch.compiler, "reset", lambda: resets.append(True))
-    gradfree.create_engine("backprop").attach(plain_model()).detach()
-    assert not resets
-    EXACT["backprop"].attach(plain_model()).detach()
-    assert resets
-
-
 def test_backprop_takes_the_recurrent_layers_beside_a_chain_in_depth():
     model = nn.ModuleDict({"net": plain_model(), "rnn": nn.GRU(3, 4)})
     engine = gradfree.create_engine("backprop")
@@ -70,17 +57,3 @@ def test_backprop_takes_the_recurrent_layers_beside_a_chain_in_depth():
             assert hooked(model) == ["rnn"]
     with gradfree.create_engine("backprop", plain=False).attach(model, ["net.blocks", "rnn"]) as handle:
         assert list(handle.chains) == ["net.blocks", "rnn"]
-
-
-def test_backprop_refuses_wrong_names_attached_blocks_and_options():
-    model, engine = plain_model(), gradfree.create_engine("backprop")
-    with pytest.raises(gradfree.ChainError, match=r"no module 'block'\. Did you mean 'blocks'"):
-        engine.attach(model, ["block"])
-    for chains in (None, ["blocks"]):
-        with (
-            EXACT["highway_bp"].attach(model),
-            pytest.raises(gradfree.ChainError, match=r"blocks\.0 has an engine att"),
-        ):
-            engine.attach(model, chains)
-    with pytest.raises(TypeError, match="plain must be None, True or False, not 0"):
-        gradfree.create_engine("backprop", plain=0)

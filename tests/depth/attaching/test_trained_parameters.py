@@ -4,29 +4,8 @@ import torch
 from exact_engines import assert_exact
 
 from gradfree.testing.cases.models import (
-    Model,
-    Plain,
     plain_model,
 )
-
-
-def test_a_frozen_prefix_is_not_walked(engine):
-    """What needs no gradient in plain PyTorch needs none here: no graph, no iterations."""
-    model, x = plain_model(), torch.randn(4, 6)
-    for part in (model.stem, *model.blocks[:2]):
-        part.requires_grad_(False)
-    with engine.attach(model):
-        assert [h.requires_grad for h in model.states(x)] == [False, False, True, True, True]
-
-
-def test_a_block_may_return_a_parameter_itself(engine):
-    class Constant(Plain):
-        def forward(self, x):
-            return self.linear.weight
-
-    model, x = Model([Plain(), Constant(), Plain()]), torch.randn(6, 6)
-    assert_exact(engine, model, lambda: model(x), ["blocks"])
-    assert_exact(engine, model, lambda: model(x, taps=(0, 1, 2)), ["blocks"])
 
 
 def test_hooks_on_parameters_run_once(engine):

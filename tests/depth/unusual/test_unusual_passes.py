@@ -1,11 +1,4 @@
-"""Passes that a recorder of blocks may get wrong: gradients are autograd's, or an error names a path.
-
-Without iterations ``highway_bp`` has an oracle, too: autograd through blocks of which only the skip connection goes
-backwards.
-"""
-
-from collections.abc import Iterator
-from contextlib import contextmanager
+"""Passes that a recorder of blocks may get wrong: gradients are autograd's, or an error names a path."""
 
 import pytest
 import torch
@@ -65,7 +58,7 @@ def check(actual, expected, refused=None):
 @pytest.mark.parametrize("engine", EXACT)
 @pytest.mark.parametrize("name", PASSES)
 def test_gradients_are_exact_or_refused(name, engine):
-    run, block, calls, _ = PASSES[name]
+    run, block, calls = PASSES[name]
     expected = outcome(*fresh(block), run)
     net, x = fresh(block)
     engine, options = EXACT[engine](calls)
@@ -82,32 +75,3 @@ def test_the_site_says_why_a_chain_is_split(name):
     splits = handle.chains["blocks"].splits
     assert bool(splits) == bool(SPLIT[name])
     assert SPLIT[name] in " ".join(splits.values())
-
-
-@contextmanager
-def only_skip_connections(blocks) -> Iterator[None]:
-    """Make autograd use only the skip connection of each block except the first."""
-
-    def enter(block, given):
-        block.skipped = given[0] - given[0].detach()
-        return (given[0].detach(), *given[1:])
-
-    def leave(block, given, out):
-        return out + block.skipped
-
-    handles = [h for b in blocks[1:] for h in (b.register_forward_pre_hook(enter), b.register_forward_hook(leave))]
-    yield
-    for handle in handles:
-        handle.remove()
-
-
-@pytest.mark.parametrize("name", [name for name, (*_, whole) in PASSES.items() if whole])
-def test_without_iterations_gradients_are_those_of_the_skip_connections(name):
-    run, block, *_ = PASSES[name]
-    net, x = fresh(block)
-    with only_skip_connections(net.blocks):
-        expected = outcome(net, x, run)
-    net, x = fresh(block)
-    with gradfree.create_engine("highway_bp", iterations=0).attach(net, ["blocks"]):
-        actual = outcome(net, x, run)
-    check(actual, expected)

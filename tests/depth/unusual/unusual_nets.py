@@ -58,13 +58,6 @@ class Returning(Residual):
         return h, torch.cos(h)
 
 
-class Handing(Residual):
-    """It returns its input."""
-
-    def forward(self, x):
-        return x
-
-
 class Net(nn.Module):
     """Four blocks between two layers."""
 
