@@ -1,14 +1,16 @@
 """The engines, one file for each."""
 
+from typing import NoReturn
+
 from gradfree.algorithms.around.auto import Auto
-from gradfree.algorithms.around.orthogonal_training import Orthogonal, OrthogonalBackprop
+from gradfree.algorithms.around.orthogonal_training import OrthogonalBackprop
 from gradfree.algorithms.backprop import Backprop
 from gradfree.algorithms.dfa import DFA
 from gradfree.algorithms.dsf import DSF
 from gradfree.algorithms.fa import FA
 from gradfree.algorithms.fixed_point import FixedPoint
 from gradfree.algorithms.forward_gradient import ForwardGradient
-from gradfree.algorithms.foton import FOTON, FOTONRule
+from gradfree.algorithms.foton import FOTON
 from gradfree.algorithms.highway_bp import HighwayBP
 from gradfree.algorithms.parallel.deeppcr import DeepPCR
 from gradfree.algorithms.parallel.newton import Newton
@@ -16,6 +18,17 @@ from gradfree.algorithms.parallel.shooting import Shooting
 from gradfree.algorithms.pepita import PEPITA
 from gradfree.algorithms.predictive_coding import PredictiveCoding
 from gradfree.algorithms.truncated import Truncated
+
+
+def __getattr__(name: str) -> NoReturn:
+    """Raise, for names of earlier versions with what to use instead."""
+    if name in ("Orthogonal", "FOTONRule"):
+        raise AttributeError(
+            f"gradfree.algorithms.{name} is gone: use FOTON or OrthogonalBackprop, or any other engine on layers with "
+            "torch.nn.utils.parametrizations.orthogonal."
+        )
+    raise AttributeError(f"module 'gradfree.algorithms' has no attribute {name!r}")
+
 
 __all__ = [
     "DFA",
@@ -26,12 +39,10 @@ __all__ = [
     "Auto",
     "Backprop",
     "DeepPCR",
-    "FOTONRule",
     "FixedPoint",
     "ForwardGradient",
     "HighwayBP",
     "Newton",
-    "Orthogonal",
     "OrthogonalBackprop",
     "PredictiveCoding",
     "Shooting",

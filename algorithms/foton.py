@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from gradfree.chains.chain import ChainGradients
+from gradfree.chains.chain import Chain, ChainGradients
 from gradfree.chains.memory import Memory
 from gradfree.chains.report import Report
-from gradfree.engines.engine import Engine
 from gradfree.engines.layered import LayerEngine
 from gradfree.engines.options import check_count
 from gradfree.errors import ChainError
@@ -26,8 +24,8 @@ _PERTURBATIONS = ("difference", "tangent")
 
 
 @dataclass(frozen=True, kw_only=True)
-class FOTONRule(LayerEngine):
-    """The gradients of FOTON, without its constraint on the weights: two forward passes and no backward pass.
+class FOTON(OrthogonalEngine, LayerEngine):
+    """Forward-only training of orthogonal networks: two forward passes and no backward pass.
 
     "Forward-Only Training of Orthogonal Networks" (FOTON), arXiv 2512.20668. The error e at the last layer is mapped to
     the input by the transposed linear parts of all layers, F = W_1ᵀ ... W_Lᵀ. A second pass starts from x - F e. The
@@ -47,18 +45,23 @@ class FOTONRule(LayerEngine):
             Memory does not grow with depth, at the cost of one more forward pass. The same gradients.
         perturbation: "difference", the paper's; or "tangent", its limit for small errors, by forward-mode
             differentiation.
+
+    The other options are those of :class:`~gradfree.orthogonal.orthogonal_engine.OrthogonalEngine`, which keeps the
+    weights orthogonal.
     """
 
+    worth_trying: ClassVar = ({}, {"streaming": True})
     refresh_feedback_every: int = 1
     streaming: bool = False
     perturbation: str = "difference"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_count(self, "refresh_feedback_every", least=1)
         if not isinstance(self.streaming, bool):
-            raise TypeError(f"FOTONRule: streaming must be True or False, not {self.streaming!r}.")
+            raise TypeError(f"FOTON: streaming must be True or False, not {self.streaming!r}.")
         if self.perturbation not in _PERTURBATIONS:
-            raise ValueError(f"FOTONRule: perturbation must be 'difference' or 'tangent', not {self.perturbation!r}.")
+            raise ValueError(f"FOTON: perturbation must be 'difference' or 'tangent', not {self.perturbation!r}.")
 
     def judge(self, model: nn.Module, report: Report) -> Report:
         """Return ``report`` with a note for each layer that makes the gradients inexact."""
@@ -72,13 +75,20 @@ class FOTONRule(LayerEngine):
         return self.streaming
 
     def after_step(self, memory: Memory) -> AfterStep:
-        """Return the function that drops the stored F every ``refresh_feedback_every`` steps."""
+        """Return a function that retracts the weights, and drops the stored F if it is due."""
+        retract = super().after_step(memory)
 
-        def drop_if_due(blocks: Mapping[str, nn.Module], steps: int) -> None:
+        def after(blocks: Mapping[str, nn.Module], steps: int) -> None:
+            retract(blocks, steps)
             if steps % self.refresh_feedback_every == 0:
                 memory.of("foton").clear()
 
-        return drop_if_due
+        return after
+
+    def gradients(self, chain: Chain, direct: Any) -> ChainGradients:
+        """Return the gradients, for the error without the temperature."""
+        assert isinstance(chain, LayerChain)
+        return super().gradients(chain, self.without_temperature(chain, direct))
 
     def layer_gradients(self, chain: LayerChain, error: Tensor) -> ChainGradients:
         """Return the gradients, from the differences between the two passes."""
@@ -117,30 +127,3 @@ class FOTONRule(LayerEngine):
         if keeps:
             kept[key] = matrix
         return torch.einsum("nc,c...->n...", error, matrix)
-
-
-@dataclass(frozen=True, kw_only=True)
-class FOTON(OrthogonalEngine):
-    """Forward-only training of orthogonal networks: :class:`FOTONRule`, with weights that are kept orthogonal.
-
-    The other options are those of :class:`~gradfree.orthogonal.orthogonal_engine.OrthogonalEngine`.
-
-    Args:
-        refresh_feedback_every: as in :class:`FOTONRule`.
-        streaming: as in :class:`FOTONRule`.
-        perturbation: as in :class:`FOTONRule`.
-    """
-
-    worth_trying: ClassVar = ({}, {"streaming": True})
-    refresh_feedback_every: int = 1
-    streaming: bool = False
-    perturbation: str = "difference"
-
-    @cached_property
-    def rule(self) -> Engine:
-        """:class:`FOTONRule` with these options."""
-        return FOTONRule(
-            refresh_feedback_every=self.refresh_feedback_every,
-            streaming=self.streaming,
-            perturbation=self.perturbation,
-        )

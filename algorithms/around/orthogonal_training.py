@@ -1,33 +1,13 @@
-"""Engines that keep weights orthogonal while another engine computes the gradients."""
+"""Backpropagation with weights that are kept orthogonal."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from functools import cached_property
+from dataclasses import dataclass
+from typing import Any
 
-from gradfree.algorithms.backprop import Backprop
-from gradfree.engines.engine import Engine
+from gradfree.chains.chain import Chain, ChainGradients
+from gradfree.layers.layer_chain import LayerChain
 from gradfree.orthogonal.orthogonal_engine import OrthogonalEngine
-
-
-@dataclass(frozen=True, kw_only=True)
-class Orthogonal(OrthogonalEngine):
-    """Keeps weights orthogonal under ``engine``: ``Orthogonal(create_engine("dfa"), temperature=16)``.
-
-    ``foton`` and ``orthogonal_backprop`` are such combinations, registered as engines.
-
-    Args:
-        engine: computes the gradients; any engine for chains in depth or for single layers.
-
-    The other options are those of :class:`~gradfree.orthogonal.orthogonal_engine.OrthogonalEngine`.
-    """
-
-    engine: Engine = field(kw_only=False)
-
-    @property
-    def rule(self) -> Engine:
-        """Return ``engine``."""
-        return self.engine
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +21,7 @@ class OrthogonalBackprop(OrthogonalEngine):
     error does not contain the factor ``temperature``.
     """
 
-    @cached_property
-    def rule(self) -> Engine:
-        """Exact backpropagation."""
-        return Backprop()
+    def gradients(self, chain: Chain, direct: Any) -> ChainGradients:
+        """Return the exact gradients, for the error without the temperature."""
+        assert isinstance(chain, LayerChain)
+        return chain.backpropagate(self.without_temperature(chain, direct))

@@ -120,7 +120,7 @@ MUTANTS = (
     ),
     mutant(
         "a kept F is never made anew",
-        "algorithms/test_foton_second_pass.py orthogonal/test_orthogonal_composition.py",
+        "algorithms/test_foton_second_pass.py",
         ("algorithms/foton.py", 'memory.of("foton").clear()', "pass"),
     ),
     mutant(
