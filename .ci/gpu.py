@@ -37,9 +37,8 @@ OTHERS = (
     "time/test_recurrent", "time/cells/test_cell_layer",
     "time/cells/test_cell_refusals", "depth/attaching/test_attaching", "depth/attaching/test_trained_parameters",
     "depth/attaching/test_traces", "depth/attaching/test_plain_backprop", "front/test_precision", "layers/test_layers",
-    "algorithms/test_foton", "algorithms/test_foton_second_pass", "algorithms/test_foton_refusals",
+    "algorithms/test_foton", "algorithms/test_foton_second_pass",
     "algorithms/test_feedback_alignment", "algorithms/test_pepita", "algorithms/test_random_feedback",
-    "algorithms/test_orthogonal_backprop",
 )  # fmt: skip
 SUITES = {"gpu-time": 10, "gpu-depth": 7, "quick": 3}
 """Suites with their shares of the time."""

@@ -34,7 +34,6 @@ class _Known:
 
     role: Role
     linear: Callable[..., Tensor] | None = None
-    adjoint: Callable[[nn.Module, Tensor, Tensor], Tensor] | None = None
     isometric: bool = False
 
 
@@ -46,7 +45,6 @@ def register_layer(
     role: str,
     *,
     linear: Callable[..., Tensor] | None = None,
-    adjoint: Callable[[nn.Module, Tensor, Tensor], Tensor] | None = None,
     isometric: bool = False,
 ) -> None:
     """Register what a class of layers computes, for engines on known layers (``foton``, ``dfa``, ``pepita``).
@@ -69,8 +67,6 @@ def register_layer(
         kind: the class; an earlier registration is replaced.
         role: one of these names.
         linear: see above; only for "weights" and "max".
-        adjoint: ``adjoint(layer, cotangent, weight)`` is the transpose of ``linear`` times a cotangent. Only for
-            "weights"; autograd computes it if left out.
         isometric: whether the layer keeps norms; for "pointwise" layers, near zero (f(0) = 0, f'(0) = 1, smooth).
             ``foton`` reports for all other layers what its gradients lose there.
 
@@ -84,12 +80,10 @@ def register_layer(
         raise ValueError(no_such("role", role, names))
     if not (isinstance(kind, type) and issubclass(kind, nn.Module)):
         raise TypeError(f"register_layer takes a class of modules, not {kind!r}.")
-    known = _Known(names[role], linear, adjoint, isometric)
+    known = _Known(names[role], linear, isometric)
     if (linear is None) == (known.role in (Role.WEIGHTS, Role.MAX)):
         needs = "does not use a function" if linear else "needs the function"
         raise TypeError(f"{kind.__name__}: the role {role!r} {needs} 'linear'.")
-    if adjoint and known.role is not Role.WEIGHTS:
-        raise TypeError(f"{kind.__name__}: the role {role!r} does not use a function 'adjoint'.")
     _KNOWN[kind] = known
 
 
@@ -114,7 +108,7 @@ _PLAIN: tuple[tuple[str, bool, tuple[type[nn.Module], ...]], ...] = (
 )
 """Torch's layers that need no ``linear``: role, whether they are isometric, classes."""
 
-register_layer(nn.Linear, "weights", linear=lambda _, x, w: F.linear(x, w), adjoint=lambda _, e, w: e @ w)
+register_layer(nn.Linear, "weights", linear=lambda _, x, w: F.linear(x, w))
 _kind: type[nn.Module]
 for _kind in (nn.Conv1d, nn.Conv2d, nn.Conv3d):
     register_layer(_kind, "weights", linear=_convolved)
@@ -218,9 +212,9 @@ def adjoint(module: nn.Module, cotangent: Tensor, shape: torch.Size, weight: Ten
     Returns:
         A tensor of ``shape``, except that the first dimension is N.
     """
-    known = _known(module)
-    if known is not None and known.adjoint is not None:
-        return known.adjoint(module, *_promoted(cotangent, weight_of(module) if weight is None else weight))
+    if _known(module) is _KNOWN[nn.Linear]:
+        # As autograd computes it, without a forward pass.
+        return torch.matmul(*_promoted(cotangent, weight_of(module) if weight is None else weight))
     with torch.enable_grad():
         x = cotangent.new_zeros((len(cotangent), *shape[1:])).requires_grad_()
         out = linear_part(module, x, weight)

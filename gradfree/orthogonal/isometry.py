@@ -40,14 +40,13 @@ def _of_weights(layer: nn.Module) -> str | None:
             "stride's)."
         )
     if isinstance(layer, Convolution) and not is_matrix(layer):
-        if any(_padding(layer)) and layer.padding_mode != "circular":
-            return f"pads with {layer.padding_mode}, so it cannot be orthogonal: use padding_mode='circular'."
-        if has_own_weight(layer):
-            return (
-                "has overlapping windows and a plain weight, which is not kept orthogonal: gradients are multiplied "
-                "by A Aᵀ. Use kernel = stride, or a parametrisation such as orthogonium's AdaptiveOrthoConv2d."
-            )
-        return None
+        if not has_own_weight(layer):
+            return None
+        return (
+            "has overlapping windows and a plain weight, which is not kept orthogonal: gradients are multiplied by "
+            "A Aᵀ. Use kernel = stride, or circular padding and a parametrisation such as orthogonium's "
+            "AdaptiveOrthoConv2d."
+        )
     if is_matrix(layer) and (off := float(drift([layer.weight])[0])) > _TOLERANCE:  # type: ignore[list-item]
         return (
             f"has no orthonormal rows yet, ‖W Wᵀ - I‖ = {off:.1e}: gradients are multiplied by A Aᵀ. Call "
@@ -77,9 +76,3 @@ def _features(layer: nn.Module) -> tuple[int, int]:
         return layer.in_channels * prod(layer.stride), layer.out_channels
     weight = weight_of(layer)
     return weight[0].numel(), len(weight)
-
-
-def _padding(layer: Convolution) -> tuple[int, ...]:
-    if isinstance(layer.padding, str):
-        return tuple(layer._reversed_padding_repeated_twice)
-    return tuple(layer.padding)

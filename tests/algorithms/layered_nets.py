@@ -29,14 +29,9 @@ def convolutions(pool=nn.AvgPool2d):
 NETS = {
     "linear": (lambda: dense(8, 6, 5, 3), (4, 8)),
     "tanh": (lambda: dense(8, 6, 5, 3, bend=nn.Tanh), (4, 8)),
-    "one sample": (lambda: dense(8, 6, 5, 3, bend=nn.Tanh), (1, 8)),
     "dropout": (lambda: dense(8, 6, 5, 3, bend=lambda: nn.Sequential(nn.Tanh(), nn.Dropout(0.4))), (4, 8)),
     "convolutions": (convolutions, (4, 2, 8, 8)),
     "max pool": (lambda: convolutions(nn.MaxPool2d), (4, 2, 8, 8)),
-    "in one dimension": (
-        lambda: nn.Sequential(nn.Conv1d(2, 3, 3, padding="same"), nn.GELU(), nn.Flatten(), nn.Linear(18, 3)),
-        (4, 2, 6),
-    ),
 }
 
 
@@ -53,15 +48,6 @@ def run(net, x, engine=None, state=None):
 
 def with_weights(net):
     return {name: layer for name, layer in net.named_modules() if isinstance(layer, nn.Linear | nn.Conv1d | nn.Conv2d)}
-
-
-def products(net):
-    """Return, for a chain of linear layers, W_L ... W_l by l: the map from the input of layer l to the output."""
-    found, product = {}, torch.eye(net[-1].out_features)
-    for i in reversed(range(len(net))):
-        product = product @ net[i].weight.detach()
-        found[str(i)] = product
-    return found
 
 
 def kept(matrices):

@@ -2,12 +2,10 @@
 
 import pytest
 import torch
-from frameworks.two_ranks import ddp_run, on_two_ranks
 from torch import nn
 
 import gradfree
-from gradfree.testing.cases.cases import CASES, RESIDUAL
-from gradfree.testing.cases.models import assert_equal_gradients, gradients, plain_model
+from gradfree.testing.cases.models import gradients, plain_model
 
 
 class PerSample(nn.Module):
@@ -65,13 +63,6 @@ def test_a_resumed_training_equals_an_uninterrupted_one():
     assert all(torch.equal(resumed[name], weight) for name, weight in straight.items())
 
 
-@pytest.mark.slow
-def test_replicas_stay_bitwise_equal():
-    case = next(case for case in CASES if case.family == RESIDUAL)
-    first, second = on_two_ranks(ddp_run, gradfree.create_engine("forward_gradient"), case)
-    assert_equal_gradients(second, first, tolerance=0.0)
-
-
 class Unpaired(torch.autograd.Function):
     """Twice its input, with a backward pass that cannot be differentiated."""
 
@@ -125,9 +116,3 @@ def test_attention_is_refused_unless_it_runs_on_the_plain_kernel():
             model(x).sum().backward()
         with sdpa_kernel(SDPBackend.MATH):
             model(x).sum().backward()
-
-
-def test_chains_in_time_are_refused():
-    layer = nn.GRU(3, 4)
-    with pytest.raises(gradfree.ChainError, match="fixed_point"):
-        gradfree.create_engine("forward_gradient").attach(layer, [""])

@@ -4,10 +4,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 from foton_nets import FORMS, convolutions, foton_gradients, orthogonal
-from layered_nets import dense
+from layered_nets import NETS, dense, run
 from torch import nn
 
-from gradfree.algorithms import FOTON
+from gradfree.algorithms import FOTON, OrthogonalBackprop
 from gradfree.testing.cases.models import assert_equal_gradients, gradients
 
 LINEAR_NETS = {
@@ -15,7 +15,6 @@ LINEAR_NETS = {
     "more samples than outputs": (lambda: dense(12, 9, 9, 3), (7, 12)),
     "one sample": (lambda: dense(12, 9, 3), (1, 12)),
     "no sample": (lambda: dense(12, 9, 3), (0, 12)),
-    "one layer": (lambda: dense(6, 4), (3, 6)),
     "no bias": (lambda: nn.Sequential(nn.Linear(9, 9, bias=False), nn.Linear(9, 4, bias=False)), (5, 9)),
     "nested": (
         lambda: nn.Sequential(nn.Sequential(nn.Linear(9, 8)), nn.Sequential(nn.Identity(), nn.Linear(8, 4))),
@@ -23,10 +22,6 @@ LINEAR_NETS = {
     ),
     "convolutions": (convolutions, (2, 3, 8, 8)),
     "many images": (convolutions, (9, 3, 8, 8)),
-    "in one dimension": (
-        lambda: nn.Sequential(nn.Conv1d(2, 4, 2, 2), nn.Conv1d(4, 6, 3, 3), nn.Flatten(), nn.Linear(12, 3)),
-        (2, 2, 12),
-    ),
     "space to depth": (
         lambda: nn.Sequential(nn.PixelUnshuffle(2), nn.Conv2d(12, 6, 1), nn.Flatten(), nn.Linear(24, 3)),
         (5, 3, 4, 4),
@@ -41,6 +36,14 @@ def test_linear_nets_that_do_not_expand_get_exact_gradients(kind, form):
     net, x = orthogonal(make()), torch.randn(shape)
     expected = gradients(net, lambda: net(x))
     assert_equal_gradients(foton_gradients(net, x, **FORMS[form]), expected)
+
+
+@pytest.mark.parametrize("kind", NETS)
+def test_orthogonal_backprop_has_the_exact_gradients(kind):
+    make, shape = NETS[kind]
+    net, x = make(), torch.randn(shape)
+    expected, _ = run(net, x)
+    assert_equal_gradients(run(net, x, OrthogonalBackprop())[0], expected)
 
 
 @pytest.mark.parametrize("streaming", [False, True])
@@ -120,20 +123,3 @@ def test_the_tangent_equals_the_difference_for_small_errors():
             layer.bias.grad = shift.sum(0)
     torch.testing.assert_close(actual["0.bias"], net[0].bias.grad)
     torch.testing.assert_close(actual["2.bias"], net[2].bias.grad)
-
-
-@pytest.mark.parametrize("streaming", [False, True])
-def test_the_temperature_sharpens_the_output_but_is_not_in_the_error(streaming):
-    """With temperature c, e = softmax(c y) - t, although the derivative of the loss is c times that."""
-    net, x, y = orthogonal(dense(9, 7, 4)), torch.randn(3, 9), torch.randint(4, (3,))
-    out = net(x)
-    (F.cross_entropy(4 * out, y) / 4).backward()
-    expected = {name: p.grad.clone() for name, p in net.named_parameters()}
-    net.zero_grad()
-    with FOTON(temperature=4, streaming=streaming).attach(net):
-        torch.testing.assert_close(net(x), 4 * out, rtol=0, atol=0)
-        F.cross_entropy(net(x), y).backward()
-        with torch.no_grad():
-            torch.testing.assert_close(net(x), 4 * out, rtol=0, atol=0)
-    assert_equal_gradients({name: p.grad for name, p in net.named_parameters()}, expected)
-    assert torch.equal(net(x), out)

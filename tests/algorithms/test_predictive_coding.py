@@ -36,10 +36,3 @@ def test_damping_runs_more_iterations_than_the_chain_has_links():
     expected = gradients(model, lambda: model(x))
     with gradfree.create_engine("predictive_coding", iterations=100, rate=0.5).attach(model):
         assert_equal_gradients(gradients(model, lambda: model(x)), expected, tolerance=1e-10)
-
-
-def test_predictive_coding_works_on_chains_in_time():
-    layer, x = nn.LSTM(3, 4, 2), torch.randn(6, 2, 3)
-    expected = gradients(layer, lambda: layer(x)[0])
-    with gradfree.create_engine("predictive_coding", iterations=120, rate=0.4).attach(layer):
-        assert_equal_gradients(gradients(layer, lambda: layer(x)[0]), expected, tolerance=1e-10)

@@ -1,20 +1,17 @@
 """Layers anywhere in a model that send the error back through other weights."""
 
 import copy
-from pathlib import Path
 
 import pytest
 import torch
-from feedback_ranks import FEEDBACK, net, train
-from rank_processes import results_of_ranks
 from torch import nn
-from torch.nn.modules.module import register_module_forward_hook
-from torch.utils.checkpoint import checkpoint
 
 import gradfree
 from gradfree import ChainError
 from gradfree.algorithms import FA
 from gradfree.testing.cases.models import assert_equal_gradients
+
+FEEDBACK = ("random", "sign", "usf", "brsf", "frsf", "learned")
 
 
 def convolutions():
@@ -173,7 +170,8 @@ def test_training_resumes_from_a_checkpoint_bitwise(feedback):
             optimizer.step()
 
     def start(seed):
-        model, engine = net(), FA(feedback=feedback, seed=seed)
+        torch.manual_seed(0)
+        model, engine = nn.Sequential(nn.Linear(5, 6), nn.Tanh(), nn.Linear(6, 3)), FA(feedback=feedback, seed=seed)
         return model, gradfree.EngineOptimizer(torch.optim.AdamW(model.parameters(), 0.01), model, engine)
 
     batches = torch.randn(8, 4, 5)
@@ -189,62 +187,29 @@ def test_training_resumes_from_a_checkpoint_bitwise(feedback):
     assert all(map(torch.equal, resumed.parameters(), model.parameters()))
 
 
-@pytest.mark.slow
-def test_ranks_stay_bitwise_equal(tmp_path):
-    first, second = results_of_ranks(tmp_path, Path(__file__).with_name("feedback_ranks.py"))
-    for feedback in FEEDBACK:
-        for mine, others, count in zip(first[feedback], second[feedback], (20, 3), strict=True):
-            (weights, kept), (their_weights, their_kept) = mine, others
-            assert all(map(torch.equal, weights, their_weights))
-            assert kept.keys() == their_kept.keys()
-            assert all(torch.equal(kept[key], their_kept[key]) for key in kept)
-            for p, expected in zip(weights, train(net(), slice(0, 8), feedback, count)[0], strict=True):
-                torch.testing.assert_close(p, expected, rtol=1e-9, atol=1e-12)
-
-
-def test_checkpoints_inside_the_model_change_nothing():
-    model, x = Residual(), torch.randn(2, 2, 5, 5)
-    for feedback in FEEDBACK:
-        with FA(feedback=feedback).attach(model):
-            expected = grads(model, x)
-            for reentrant in (False, True):
-                again = grads(model, x, lambda x, r=reentrant: checkpoint(model, x, use_reentrant=r))
-                assert_equal_gradients(again, expected, tolerance=0.0)
-
-
 def test_a_loss_on_tensors_that_hooks_see_is_exact():
     """A loss on a layer's input or output reaches layers before it; hooks may be added at any time."""
     model, x, seen = nn.Sequential(nn.Linear(5, 5), nn.Tanh(), nn.Linear(5, 5)), torch.randn(3, 5), []
 
     def run(x):
-        out, extra = model(x), [given.exp() + returned.cos() for given, returned in seen]
+        out = model(x)
+        return out + sum(given.exp() + returned.cos() for given, returned in seen[-1:])
+
+    hooks = (
+        lambda: model[2].register_forward_hook(lambda layer, args, out: seen.append((args[0], out))),
+        lambda: model[2].register_forward_pre_hook(lambda layer, args: (args[0].sin(),)),
+        lambda: model[2].register_full_backward_hook(lambda layer, into, out: (2 * into[0],)),
+    )
+    for register in hooks:
+        with FA().attach(model) as handle, handle.exactly():
+            hook = register()
+            late = grads(model, x, run)
+        expected = grads(model, x, run)
+        with FA().attach(model) as handle, handle.exactly():
+            assert_equal_gradients(grads(model, x, run), expected)
+        assert_equal_gradients(late, expected)
+        hook.remove()
         seen.clear()
-        return out + sum(extra)
-
-    def look(layer, args, out):
-        if layer is model[2]:
-            seen.append((args[0], out))
-
-    with FA().attach(model) as handle, handle.exactly():
-        for register in (model[2].register_forward_hook, register_module_forward_hook):
-            hook = register(look)
-            found = grads(model, x, run)
-            hook.remove()
-            handle.detach()
-            hook = register(look)
-            assert_equal_gradients(found, grads(model, x, run))
-            hook.remove()
-        pre = model[2].register_forward_pre_hook(lambda layer, args: (args[0].sin(),))
-        back = model[2].register_full_backward_hook(lambda layer, into, out: (2 * into[0],))
-        expected = grads(model, x)
-    with FA().attach(model) as handle, handle.exactly():
-        assert_equal_gradients(grads(model, x), expected)
-    pre.remove()
-    back.remove()
-    with FA().attach(model) as handle, handle.exactly():
-        model[2].register_forward_pre_hook(lambda layer, args: (args[0].sin(),))
-        model[2].register_full_backward_hook(lambda layer, into, out: (2 * into[0],))
-        assert_equal_gradients(grads(model, x), expected)
 
 
 class Scaled(nn.Conv1d):
@@ -272,20 +237,6 @@ def test_modules_that_are_not_replaced_stay_exact_and_are_listed():
     assert not report.findings[""].left
     with pytest.raises(ChainError, match="no chain that can be found"):
         FA().attach(Own(3, 3))
-
-
-def test_layers_that_are_never_called_are_reported():
-    class Tied(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.inner, self.outer = nn.Linear(4, 4), nn.Linear(4, 4, bias=False)
-
-        def forward(self, x):
-            return nn.functional.linear(self.inner(x), self.outer.weight)
-
-    report = FA().validate(Tied(), batch=torch.randn(2, 4))
-    assert report.findings[""].left == ["outer"]
-    assert any("'outer'" in note for note in report.notes)
 
 
 def test_only_named_modules_are_replaced_and_no_layer_twice():

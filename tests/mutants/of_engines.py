@@ -110,7 +110,7 @@ MUTANTS = (
     ),
     mutant(
         "weights that have changed since the pass are run again",
-        "layers/test_layers.py algorithms/test_foton_refusals.py",
+        "layers/test_layers.py algorithms/test_foton_second_pass.py",
         (LAYERS, "        if replaced or any(tensor._version", "        if False and any(tensor._version"),
     ),
     mutant(

@@ -22,18 +22,6 @@ def exact(model, x):
     return gradients(model, lambda: model(x))
 
 
-class Attending(nn.Module):
-    """Attention over the first dimension."""
-
-    def __init__(self):
-        super().__init__()
-        self.linear = nn.Linear(6, 6)
-
-    def forward(self, x):
-        scores = torch.einsum("tbd,sbd->bts", self.linear(x), x)
-        return x + torch.einsum("bts,sbd->tbd", scores.softmax(-1), x)
-
-
 class Rolling(Plain):
     """Each sample depends only on the sample two places before it: even ones on even ones."""
 
@@ -48,9 +36,7 @@ class Taking(Plain):
         return super().forward(x) + 1e-6 * torch.cat([x[1:2], torch.zeros_like(x[1:])])
 
 
-@pytest.mark.parametrize(
-    ("block", "shape"), [(NormAndDropout, (8, 6)), (Attending, (5, 2, 6)), (Rolling, (8, 6)), (Taking, (2, 6))]
-)
+@pytest.mark.parametrize(("block", "shape"), [(NormAndDropout, (8, 6)), (Rolling, (8, 6)), (Taking, (2, 6))])
 def test_blocks_that_mix_samples_are_refused(block, shape):
     model = Model([Plain(), Plain(), block(), Plain()])
     with ENGINE.attach(model, ["blocks"]):

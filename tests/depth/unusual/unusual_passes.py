@@ -157,11 +157,6 @@ def an_input_that_first_appears_after_the_first_block(net, x):
     net.loss(net.states(x, one, side, side, one)[-1]).backward()
 
 
-def the_first_state_as_an_input_of_every_block(net, x):
-    side = torch.cos(net.stem(x))
-    net.loss(net.states(x, *[side] * LENGTH)[-1] + side).backward()
-
-
 def a_parameter_from_a_closure(net, x):
     for block in net.blocks:
         block.outside = [net.scale]
@@ -188,13 +183,6 @@ def a_change_in_place_of_a_state_that_is_needed(net, x):
     loss = net.loss(states[-1])
     with torch.no_grad():
         states[1].mul_(2)
-    loss.backward()
-
-
-def a_change_in_place_of_a_weight(net, x):
-    loss = net.loss(net.states(x)[-1])
-    with torch.no_grad():
-        net.blocks[2].linear.weight.mul_(2)
     loss.backward()
 
 
@@ -228,12 +216,10 @@ CHAINS = {
     a_block_frozen_after_the_pass: (Residual, 4),
     a_chain_in_branches: (Residual, 4),
     an_input_that_first_appears_after_the_first_block: (Given, 4),
-    the_first_state_as_an_input_of_every_block: (Given, 4),
     a_parameter_from_a_closure: (Closed, 4),
     a_tensor_with_a_history_from_a_closure: (Closed, 4),
     an_older_state_from_a_closure: (Closed, 4),
     a_change_in_place_of_a_state_that_is_needed: (Residual, 4),
-    a_change_in_place_of_a_weight: (Residual, 4),
 }
 OVER_OTHER_BLOCKS = {
     "blocks that begin with a ReLU in place": (the_usual_pass, InPlace),
