@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,13 +15,13 @@ from torch import nn
 from gradfree import list_engines
 from gradfree.benchmarks.advice.compiled import compiled_cost
 from gradfree.benchmarks.advice.contest import Budget, Say, Standings, contest, rows_to_try
-from gradfree.benchmarks.advice.findings import advice_record, contest_section
+from gradfree.benchmarks.advice.findings import contest_section
 from gradfree.benchmarks.advice.job import Job
 from gradfree.benchmarks.advice.recommendation import advise
 from gradfree.benchmarks.records.case import Row
 from gradfree.benchmarks.records.environment import require
 from gradfree.benchmarks.records.provenance import Provenance
-from gradfree.benchmarks.records.records import Record
+from gradfree.benchmarks.records.records import record_of
 from gradfree.benchmarks.reports.publication import publish
 from gradfree.benchmarks.reports.report import SuiteReport
 from gradfree.benchmarks.sweeps.axes import Paths, listed
@@ -77,7 +76,7 @@ def run(
         standings, compiled = measured(job, net, rows, budget, say)
     advice = advise(standings, compiled, paths)
     sections = [contest_section(job, standings, compiled, advice, budget)]
-    record = advice_record(job, standings, compiled, advice)
+    record = record_of(f"advice/{model}", "advice", {}, [], {}, device)
     report = SuiteReport(f"gradfree advise: {model}", sections, Provenance([record]), code=advice.code)
     report.print(console)
     if verbose:
@@ -85,7 +84,8 @@ def run(
     else:
         console.print("Chains, and which engines do not apply: --verbose.")
     if out is not None:
-        files = _write(record, report, out)
+        out.mkdir(parents=True, exist_ok=True)
+        files = publish(report, out)
         console.print(Text(f"Report: {' '.join(map(str, files))}"))
     if standings.failures and not (standings.untried or standings.contestants[1:]):
         raise UsageError(f"every engine fails on {model}, see above: stay with autograd.")
@@ -99,13 +99,6 @@ def measured(
     standings = contest(job, model, rows, Budget((1 - _COMPILING) * seconds), say)
     say("torch.compile")
     return standings, compiled_cost(job, standings.threads, max(budget.left, _COMPILING * seconds))
-
-
-def _write(record: Record, report: SuiteReport, out: Path) -> list[Path]:
-    out.mkdir(parents=True, exist_ok=True)
-    file = out / "advice.json"
-    file.write_text(json.dumps(record, indent=1), encoding="utf-8")
-    return [file, *publish(report, out)]
 
 
 def _print_reports(reports: Mapping[str, Report], console: Console) -> None:

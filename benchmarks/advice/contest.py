@@ -214,9 +214,7 @@ def contest(job: Job, model: nn.Module, rows: Sequence[Row], budget: Budget, say
     close = [c for c in standings.contestants if c.first_ratio is None]
     _compare_gradients([c for c in close if c is not plain], job, standings, say)
     _take_turns(close, job, standings, budget, say)
-    _compare_gradients([c for c in standings.contestants if c.first_ratio and budget.left], job, standings, say)
-    # Slow engines may need less memory.
-    for contestant in (*close, *(c for c in standings.contestants if c.first_ratio and budget.left)):
+    for contestant in close:
         say(f"memory of {contestant.row.label}")
         step = partial(contestant.step, job.batches[0])
         contestant.memory = peak_memory(step, torch.device(job.device))

@@ -1,4 +1,4 @@
-"""A contest's results as a section of a report, and as a record."""
+"""A contest's results as a section of a report."""
 
 from __future__ import annotations
 
@@ -8,10 +8,8 @@ from typing import Any
 from gradfree.benchmarks.advice.compiled import LABEL
 from gradfree.benchmarks.advice.contest import Contestant, Standings
 from gradfree.benchmarks.advice.job import Job
-from gradfree.benchmarks.advice.recommendation import AS_GOOD, Advice
-from gradfree.benchmarks.records.records import Record, record_of
-from gradfree.benchmarks.tables.chart import Axis, Chart, points
-from gradfree.benchmarks.tables.column import Figure, column
+from gradfree.benchmarks.advice.recommendation import Advice
+from gradfree.benchmarks.tables.column import column
 from gradfree.benchmarks.tables.facts import Fact, fact, table
 from gradfree.benchmarks.tables.section import Section
 from gradfree.benchmarks.timing.side_by_side import MEMORY, MIB, STEP, cost_facts, times
@@ -19,9 +17,7 @@ from gradfree.wording import count
 
 _BESIDE = {"label": "autograd"}
 _PLAIN = times(_BESIDE["label"])
-_COSINE, _NORM, _NOTE, _AWAY = "cosine", "norm ratio", "note", "1 − cosine"
-_ROUNDING = 1e-8
-"""Values of 1 − cosine below this are rounding errors."""
+_COSINE, _NOTE = "cosine", "note"
 
 
 def contest_section(
@@ -53,15 +49,6 @@ def contest_section(
             + (f"Threads: {standings.why}." if standings.why else "")
         ),
         remarks=list(_notes(standings, compiled)),
-        charts=[
-            Chart(
-                "Step time and gradient",
-                points(facts, Figure(STEP, unit=_PLAIN), Figure(_AWAY), "row"),
-                Axis(f"{STEP} ({_PLAIN})", "log"),
-                Axis("1 − cosine with the exact gradient", "log"),
-                band={"as good as exact": (_ROUNDING, 1 - AS_GOOD)},
-            )
-        ],
         answer=advice.words,
     )
 
@@ -84,8 +71,6 @@ def _facts_of(contestant: Contestant, standings: Standings, where: Mapping[str, 
         yield from cost_facts(standings.cost(contestant), _BESIDE, **who)
     if contestant.gradient:
         yield fact(_COSINE, "1", contestant.gradient.cosine, **who)
-        yield fact(_AWAY, "1", max(1 - contestant.gradient.cosine, _ROUNDING), **who)
-        yield fact(_NORM, "1", contestant.gradient.norm_ratio, **who)
     if contestant.memory is not None:
         yield fact(MEMORY, "MiB", contestant.memory / MIB, **who)
     if contestant.first_ratio:
@@ -98,32 +83,3 @@ def _compiled_facts(compiled: Mapping[str, Any] | str, where: Mapping[str, Any])
         return
     yield from cost_facts(compiled, _BESIDE, **who)
     yield fact(_COSINE, "1", 1.0, **who)
-
-
-def advice_record(job: Job, standings: Standings, compiled: Mapping[str, Any] | str, advice: Advice) -> Record:
-    """Return the contest as a record: times in seconds, memory in bytes."""
-    rows = [
-        {
-            "label": c.row.name,
-            "engine": c.row.engine,
-            "options": dict(c.row.options),
-            "cosine": c.gradient and c.gradient.cosine,
-            "norm_ratio": c.gradient and c.gradient.norm_ratio,
-            "peak_memory": c.memory,
-            "first_try": c.first_ratio,
-            **(standings.cost(c) if len(c.times) > 1 else {}),
-        }
-        for c in standings.contestants
-    ]
-    results = {
-        "take": advice.engine,
-        "advice": advice.words,
-        "code": advice.code,
-        "threads": standings.threads,
-        "rows": rows,
-        "torch.compile": compiled if isinstance(compiled, Mapping) else {"note": compiled},
-        "failures": standings.failures,
-        "untried": standings.untried,
-    }
-    config = {"model": job.model, "data": job.data, "loss": job.loss, "chains": job.chains}
-    return record_of(f"advice/{job.model}/{job.data}/{job.device}", "advice", config, [], results, job.device)

@@ -17,8 +17,6 @@ _DIGITS = 4
 """Decimals of a cosine."""
 _AS_FAST = 1.05
 """Maximal time, relative to the fastest row's, of a row that is preferred for its more exact gradient."""
-_LEANER = 0.7
-"""An engine below this share of autograd's peak memory is mentioned for that."""
 
 
 @dataclass(frozen=True)
@@ -93,7 +91,7 @@ def _hints(
     best: Contestant | None,
     costs: Mapping[str, Mapping[str, Any]],
 ) -> str:
-    """Return hints on further options: untried settings, faster but less exact gradients, less memory."""
+    """Return hints on further options: untried settings, faster but less exact gradients."""
     untried = len(standings.untried)
     words = f" {count(untried, 'setting')} had no turn: give a longer --budget." if untried else ""
     least = costs[best.row.label]["ratio_quartiles"][0] if best else 1.0
@@ -108,14 +106,6 @@ def _hints(
             f" {nearest.row.label} is {_faster(costs[nearest.row.label])}, but its gradient is only approximate "
             f"(cosine {_cosine(nearest):.{_DIGITS}f}): see how it trains by gradfree bench run."
         )
-    plain, *others = standings.contestants
-    lean = [c for c in others if plain.memory and c.memory and c.memory < _LEANER * plain.memory]
-    if lean := [c for c in lean if _cosine(c) >= AS_GOOD]:
-        leanest = min(lean, key=lambda c: c.memory or 0)
-        words += (
-            f" Least memory: {leanest.row.label}, with {(leanest.memory or 0) / (plain.memory or 1):.2f} of the peak"
-        )
-        words += f", {leanest.first_ratio:.1f}× slower." if leanest.first_ratio else "."
     return words
 
 

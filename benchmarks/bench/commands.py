@@ -41,14 +41,14 @@ def run(
 
     Args:
         suite: the comparisons to run, by default "quick": "quick", "rnn", "long-sequences", "gpu-time",
-            "depth-map", "segments", "depth-training", "gpu-depth", "text", "forward-only",
+            "depth-map", "depth-training", "gpu-depth", "text", "forward-only",
             "forward-memory", "temperature", "alternatives", "alternatives-short"; from papers
             "highway-bp-table6-small", "dsf-wikitext-small", "foton-depth-small".
             docs/results/index.md lists their contents, data and duration. Or your own suite, module:function.
         out: folder for records and report; by default results/<suite>, or a folder named after the sweep.
         name: name of the run, used in the report and, without --out, for the folder in results.
         seeds: number of training runs for each engine and task.
-        device: device to train on: cpu, cuda or another device of torch, or several, separated by commas.
+        device: device to train on: cpu, cuda or another device of torch.
         jobs: number of training runs in parallel; by default the number of cores.
         data: folder with one folder for each data set that the suite needs; by default $GRADFREE_DATA. Or, for your
             own model, module:function.
@@ -103,7 +103,7 @@ def advise(
         engines: engines to time: names or import paths, my_module:MyEngine, separated by commas; by default all.
         device: device to measure on.
         budget: approximate duration of the measurements: 90s, 2m.
-        out: folder for advice.json and a report; by default none is written.
+        out: folder for a report; by default none is written.
         verbose: also print the chains, and the engines that do not apply.
     """
     seconds = _seconds("budget", budget)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from gradfree.benchmarks.bench.commands import DRAWING
 from gradfree.benchmarks.records.case import Case
+from gradfree.benchmarks.records.environment import require as require_device
 from gradfree.benchmarks.records.names import without_sources
 from gradfree.benchmarks.records.records import Record, RecordFile, error_of
 from gradfree.benchmarks.running.runner import (
@@ -20,7 +21,6 @@ from gradfree.benchmarks.running.runner import (
     finished_in,
     make_folder,
     parse_data,
-    parse_devices,
     run_cases,
 )
 from gradfree.benchmarks.running.workers import Executor, Workers
@@ -66,7 +66,8 @@ def run(
 ) -> None:
     """Run the cases without a record, then report."""
     loader, sweep = parse_data(data), request.sweep
-    devices, share = parse_devices(device), Shard.parse(shard)
+    require_device(device)
+    share = Shard.parse(shard)
     if loader and not sweep.named:
         raise UsageError(f"--data {loader} needs a model of yours: --model module:function.")
     if sweep.named and request.suite:
@@ -81,7 +82,7 @@ def run(
         experiment.check()
         if kept.suite and names_a_function(kept.suite) and isinstance(experiment, Comparison):
             check_trainable(experiment.task)
-    plan = Plan(comparisons, seeds, devices, share)
+    plan = Plan(comparisons, seeds, device, share)
     _run(plan, RecordFile(folder / RECORDS, str(share)), options, kept)
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from gradfree.benchmarks.data.bundled import Data, Split
-from gradfree.benchmarks.data.stored import Arrays, Stored, check_columns, check_splits
+from gradfree.benchmarks.data.stored import Arrays, Stored
 from gradfree.cli import UsageError
 
 if TYPE_CHECKING:
@@ -37,10 +37,8 @@ class Images(Stored):
         """Return the pixels and classes of each part.
 
         Raises:
-            UsageError: a split, a column or some images are missing.
+            UsageError: some images are missing.
         """
-        check_columns(self.name, splits, self.column, "label")
-        check_splits(self.name, splits, "test")
         train, total = splits["train"], len(splits["train"])
         if total < (needed := self.train + self.validation):
             raise UsageError(

@@ -16,7 +16,6 @@ import numpy as np
 from gradfree.benchmarks.data.bundled import Data
 from gradfree.cli import UsageError
 from gradfree.extras import require
-from gradfree.wording import no_such
 
 if TYPE_CHECKING:
     from datasets import Dataset, DatasetDict
@@ -97,25 +96,6 @@ def _read(stored: Stored, folder: Path, state: object) -> Mapping[str, Arrays]:
 
     datasets.disable_progress_bars()
     return stored.read(datasets.load_dataset(str(folder)))
-
-
-def check_splits(name: str, splits: DatasetDict, *needed: str) -> None:
-    """Raise a UsageError if one of the ``needed`` splits is missing."""
-    for split in needed:
-        if split not in splits:
-            raise UsageError(
-                f"{name} has no split {split}, but {', '.join(splits)}; files are named by their split, "
-                f"{split}.parquet, say."
-            )
-
-
-def check_columns(name: str, splits: DatasetDict, *needed: str) -> None:
-    """Raise a UsageError if the training rows lack one of the ``needed`` columns."""
-    check_splits(name, splits, "train")
-    known = splits["train"].column_names
-    for column in needed:
-        if column not in known:
-            raise UsageError(f"{name}: {no_such('column', column, known)}")
 
 
 def with_all_splits(splits: DatasetDict) -> dict[str, Dataset]:

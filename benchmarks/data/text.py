@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from gradfree.benchmarks.data.bundled import Data, Split, windows
-from gradfree.benchmarks.data.stored import Arrays, Stored, check_columns, with_all_splits
+from gradfree.benchmarks.data.stored import Arrays, Stored, with_all_splits
 from gradfree.cli import UsageError
 
 if TYPE_CHECKING:
@@ -51,7 +51,6 @@ class Text(Stored):
 
     def read(self, splits: DatasetDict) -> dict[str, Arrays]:
         """Return the tokens of each split."""
-        check_columns(self.name, splits, "text")
         parts = with_all_splits(splits)
         rows = {name: _end_lines(part["text"]) for name, part in parts.items()}
         tokenizer = _tokenizer(self, rows["train"])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -10,16 +10,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gradfree import create_engine, create_model
+from gradfree import create_model
 from gradfree.benchmarks.data.bundled import Split
 from gradfree.benchmarks.data.synthetic import random_examples
 from gradfree.benchmarks.records.case import ADDED, Row
 from gradfree.benchmarks.tables.facts import Fact, fact
 from gradfree.benchmarks.tasks.task import cross_entropy
-from gradfree.benchmarks.timing.side_by_side import PASSES, Turn
+from gradfree.benchmarks.timing.side_by_side import PASSES
 from gradfree.benchmarks.timing.timed import Timing, timed
 
-PLAIN, COMPILED, BY_BLOCK, GRAPHED = "backprop", "compiled backprop", "compiled block by block", "graphed backprop"
+PLAIN, COMPILED, GRAPHED = "backprop", "compiled backprop", "graphed backprop"
 """Labels in records."""
 DISPLAY_NAMES = {PLAIN: "autograd", COMPILED: "compiled autograd", GRAPHED: "graphed autograd"}
 _WARM_UP = 3
@@ -86,7 +86,7 @@ class Passes:
         batch: the batch, on the same device.
         loss: called with the model's output and the targets.
         row: the engine to attach; autograd if not given.
-        compiled: modules to compile, each by itself.
+        compiled: whether the model is compiled.
     """
 
     def __init__(
@@ -95,13 +95,13 @@ class Passes:
         batch: Split,
         loss: Loss = cross_entropy,
         row: Row | None = None,
-        compiled: Iterable[nn.Module] = (),
+        compiled: bool = False,
     ):
         self.model, self.batch, self.loss, self.parameters = model, batch, loss, list(model.parameters())
         if row is not None:
             row.create_engine().attach(model)
-        for module in compiled:
-            module.compile()
+        if compiled:
+            model.compile()
 
     def __call__(self) -> None:
         """Run both passes."""
@@ -135,7 +135,7 @@ class Graphed:
         self._graph.replay()
 
 
-def cosine_of(case: Timing, step: Any, turns: Sequence[Turn]) -> dict[str, Any]:
+def cosine_of(case: Timing, step: Any, turns: Sequence[float]) -> dict[str, Any]:
     """Return the cosine of a row's gradient with the exact one."""
     if not isinstance(step, Passes):
         return {}
@@ -169,29 +169,19 @@ def deep_steps(case: Timing) -> Mapping[str, Callable[[], Any]]:
     """Return, by label, functions that build the passes: autograd, compiled if asked for, graphed, and each engine."""
     others: dict[str, Callable[[], Any]] = {}
     if case.more["compiled"]:
-        others |= {
-            COMPILED: partial(_passes, case, compiled=lambda model: [model]),
-            BY_BLOCK: partial(_passes, case, compiled=_blocks),
-        }
+        others[COMPILED] = partial(_passes, case, compiled=True)
     if torch.device(case.device).type == "cuda":
         others[GRAPHED] = lambda: Graphed(_passes(case))
     rows = {row.label: partial(_passes, case, row) for row in case.rows}
     return {PLAIN: partial(_passes, case), **others, **rows}
 
 
-def _passes(
-    case: Timing, row: Row | None = None, compiled: Callable[[nn.Module], Iterable[nn.Module]] | None = None
-) -> Passes:
+def _passes(case: Timing, row: Row | None = None, compiled: bool = False) -> Passes:
     torch.manual_seed(case.seed)
     net: DeepNet = case.item
     model = net.create().to(case.device)
     batch = Split(*(examples.to(case.device) for examples in net.examples()))
-    return Passes(model, batch, row=row, compiled=compiled(model) if compiled else ())
-
-
-def _blocks(model: nn.Module) -> list[nn.Module]:
-    chains = create_engine("fixed_point").validate(model).chains
-    return [block for chain in chains.values() for block in chain.blocks.values()]
+    return Passes(model, batch, row=row, compiled=compiled)
 
 
 def compiled_up_to(blocks: int) -> Callable[[DeepNet], dict[str, bool]]:

@@ -14,7 +14,6 @@ from tqdm import tqdm
 
 from gradfree.benchmarks.data.stored import DATA_ROOT
 from gradfree.benchmarks.records.case import Case
-from gradfree.benchmarks.records.environment import require
 from gradfree.benchmarks.records.records import Record, RecordFile
 from gradfree.benchmarks.running.workers import Executor
 from gradfree.benchmarks.tables.experiment import Suite, grouped_cases
@@ -33,17 +32,6 @@ def parse_data(data: str | None) -> str | None:
     # Worker processes inherit it.
     os.environ[DATA_ROOT] = data
     return None
-
-
-def parse_devices(names: str) -> tuple[str, ...]:
-    """Return the devices that ``names`` lists, separated by commas.
-
-    Raises:
-        UsageError: a device is unknown or not available.
-    """
-    for name in (devices := tuple(names.split(","))):
-        require(name)
-    return devices
 
 
 def make_folder(folder: Path) -> None:
@@ -95,13 +83,13 @@ class Plan:
     Attributes:
         suite: the comparisons.
         seeds: number of training runs of each row.
-        devices: the devices.
+        device: the device.
         shard: the share to run.
     """
 
     suite: Suite
     seeds: int
-    devices: tuple[str, ...]
+    device: str
     shard: Shard = Shard()
 
     def cases(self, records: Mapping[str, Record]) -> Iterator[Case | None]:
@@ -110,11 +98,9 @@ class Plan:
         Cases are on the same shard as the trials that they depend on, so no shard needs another's records.
         """
         numbers: dict[Hashable, int] = {}
-        for device in self.devices:
-            for group, case in grouped_cases(self.suite, self.seeds, device, records):
-                number = numbers.setdefault((device, group), len(numbers))
-                if number % self.shard.count == self.shard.number - 1:
-                    yield case
+        for group, case in grouped_cases(self.suite, self.seeds, self.device, records):
+            if numbers.setdefault(group, len(numbers)) % self.shard.count == self.shard.number - 1:
+                yield case
 
 
 def run_cases(planned: PlannedCases, file: RecordFile, executor: Executor, retry: bool = False) -> None:

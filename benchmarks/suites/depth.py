@@ -6,7 +6,6 @@ from dataclasses import replace
 from itertools import product
 
 from gradfree.benchmarks.data.bundled import digits
-from gradfree.benchmarks.maps.closeness import trained_steps
 from gradfree.benchmarks.maps.depth_map import DeepNet, compiled_up_to, deep_steps
 from gradfree.benchmarks.records.case import Row
 from gradfree.benchmarks.suites.rows import BACKPROP, iterated
@@ -83,30 +82,14 @@ DEPTH_MAP: Suite = (
     _mapped((mlp(128, 64, 16), mlp(256, 32, 32), mlp(256, 64, 64)), _MAPPED, threads=2, title="residual MLPs"),
 )
 
-DIGITS_MLP_64 = Task(
-    name="digits_mlp_64",
+_DIGITS_MLP_128 = Task(
+    name="digits_mlp_128",
     data=digits,
     model="residual_mlp",
-    options={"in_features": 64, "num_classes": 10, "depth": 64, "width": 32, "expansion": 1},
+    options={"in_features": 64, "num_classes": 10, "depth": 128, "width": 32, "expansion": 1},
     score=DIGITS.score,
     learning_rate=1e-3,  # not tuned
     batch_size=64,
-    steps=400,
-)
-PYDOC_GPT_12 = replace(PYDOC, name="pydoc_gpt_12", options={**PYDOC.options, "layers": 6})
-
-
-def _closeness(task: Task, *counts: int) -> Timings:
-    cut = tuple(segments(count, k) for count in counts for k in range(min(count, 4)))
-    return Timings(trained_steps, (task,), (*iterated("highway_bp", 0, 1, 2, 3), *cut), threads=1)
-
-
-SEGMENTS: Suite = (_closeness(DIGITS_MLP_64, 16, 8, 4, 2), _closeness(PYDOC_GPT_12, 6, 3))
-
-_DIGITS_MLP_128 = replace(
-    DIGITS_MLP_64,
-    name="digits_mlp_128",
-    options={**DIGITS_MLP_64.options, "depth": 128},
     steps=150,
     evaluations=10,
 )

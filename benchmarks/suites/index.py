@@ -8,7 +8,7 @@ from functools import partial
 from gradfree.benchmarks.records.case import Row
 from gradfree.benchmarks.suites import forward_only
 from gradfree.benchmarks.suites.alternatives import ALTERNATIVES, ALTERNATIVES_SHORT
-from gradfree.benchmarks.suites.depth import DEPTH_MAP, DEPTH_TRAINING, GPU_DEPTH, SEGMENTS
+from gradfree.benchmarks.suites.depth import DEPTH_MAP, DEPTH_TRAINING, GPU_DEPTH
 from gradfree.benchmarks.suites.dsf_texts import DSF_WIKITEXT_SMALL
 from gradfree.benchmarks.suites.foton_depth import FOTON_DEPTH_SMALL
 from gradfree.benchmarks.suites.highway_table6 import HIGHWAY_BP_TABLE6_SMALL
@@ -69,13 +69,12 @@ def _pydoc(cell: str) -> Task:
 # γ = 0 everywhere. The paper uses 0.2 for pre-LN transformers, but on pydoc's validation data 0 was no worse:
 # perplexity 11.7, 10.4, 10.5, 10.8 at k = 0, 1, 2, 4 against 12.0, 10.8, 10.5, 10.9, means over three other seeds.
 SUITES: dict[str, Suite] = {
-    # Three minutes on two cores. Steps take 5 ms and more: shorter ones would measure overheads, not algorithms.
+    # Two and a half minutes on two cores. Steps take 5 ms and more: shorter ones would measure overheads.
     "quick": (
         TimeToTarget(_LONG, 12.0, _LONG_COURSE),
         _LONG,
         _LONG_COURSE,
         Comparison(replace(catalogue.PYDOC_GRU, steps=150), (*_BACKPROP, DSF_GATE, *_highway(0, 1))),
-        Comparison(replace(catalogue.DIGITS, steps=100), (BACKPROP, *_highway(0, 2, 4))),
         forward_only.QUICK,
     ),
     "rnn": (
@@ -95,7 +94,6 @@ SUITES: dict[str, Suite] = {
     "long-sequences": LONG_SEQUENCES,
     "gpu-time": GPU_TIME,
     "depth-map": DEPTH_MAP,
-    "segments": SEGMENTS,
     "depth-training": DEPTH_TRAINING,
     "gpu-depth": GPU_DEPTH,
     "alternatives": ALTERNATIVES,

@@ -29,8 +29,8 @@ class Sweep:
         engines: engines to compare with autograd: names separated by commas, or with options, each a value or a list
             of values to combine: '{highway_bp: {iterations: [0, 2], gamma: 0.2}}'. "all": all that the model allows.
         tasks: names separated by commas.
-        model: names separated by commas, or with options like engines. Or your own model: module:function, which
-            returns it; without --tasks, --data is a module:function, too, which returns the examples.
+        model: instead of tasks, your own model: module:function, which returns it, maybe with options like engines; and
+            --data is a module:function, which returns the examples.
         batch_size: examples a step; like all numbers here, several are separated by commas.
         length: length of the sequences.
         depth: number of blocks or layers of the models.

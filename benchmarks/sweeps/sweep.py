@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from torch import nn
 
-from gradfree import list_engines, list_models
+from gradfree import list_engines
 from gradfree.benchmarks.records.case import Row
 from gradfree.benchmarks.suites import forward_only
 from gradfree.benchmarks.suites.index import SUITES, suite_by
@@ -22,7 +22,7 @@ from gradfree.benchmarks.sweeps.trainable import check_trainable
 from gradfree.benchmarks.tables.experiment import Suite
 from gradfree.benchmarks.tasks import catalogue
 from gradfree.benchmarks.tasks.catalogue import DIGITS
-from gradfree.benchmarks.tasks.imported import Builder, names_a_function
+from gradfree.benchmarks.tasks.imported import names_a_function
 from gradfree.benchmarks.tasks.loaded import own_task
 from gradfree.benchmarks.tasks.task import Task
 from gradfree.benchmarks.training.comparison import Comparison
@@ -35,7 +35,6 @@ TASKS: dict[str, Task] = {task.name: task for task in (*catalogue.TASKS, *forwar
 
 _DTYPES = ("float32", "float64", "bfloat16")
 _DEPTHS = ("depth", "layers")
-_OF_THE_DATA = ("in_features", "in_channels", "num_classes", "vocab_size", "context")
 _EVALUATIONS = 20
 
 _Number = TypeVar("_Number", int, float)
@@ -97,28 +96,22 @@ def _tasks(sweep: Sweep, loader: str | None) -> Iterator[Task]:
 
 
 def _with_all_models(sweep: Sweep, loader: str | None) -> Iterator[Task]:
-    """Yield each task with each model and each combination of its options."""
+    """Yield each named task, or the user's models, each with each combination of its options, on the user's data."""
     models = with_options(sweep.model)
-    own = [name for name in models if names_a_function(name)]
-    if sweep.loss and not loader:
-        raise UsageError("--loss needs --data module:function; tasks have their own losses.")
-    if sweep.chains and not own:
-        raise UsageError("--chains needs a model of yours: --model module:function.")
-    if own and not loader and not sweep.tasks:
-        raise UsageError(f"--model {own[0]} needs --data module:function, or a task such as --tasks {DIGITS.name}.")
-    if loader:
-        if sweep.tasks or not own or len(own) < len(models):
-            raise UsageError(
-                f"--data {loader} needs a model of yours, --model module:function, and no other models. "
-                "Tasks have their own data."
-            )
-        for name in own:
-            for options in _combinations(models[name]):
-                task = own_task(name, options, loader, sweep.loss, listed(sweep.chains) or None)
-                yield replace(task, name=_label(name, options))
-        return
-    for task in _named_tasks(sweep.tasks):
-        yield from _with_models(task, models, tuple(listed(sweep.chains)) or None)
+    if models and not loader:
+        raise UsageError(f"--model {next(iter(models))} needs --data module:function; tasks have their own models.")
+    if (sweep.loss or sweep.chains) and not loader:
+        raise UsageError(
+            "--loss and --chains need a model and data of yours: --model and --data, module:function each."
+        )
+    if loader and (sweep.tasks or not models):
+        raise UsageError(f"--data {loader} needs a model of yours, --model module:function, and no task.")
+    if not loader:
+        yield from _named_tasks(sweep.tasks)
+    for name, given in models.items():
+        for options in _combinations(given):
+            task = own_task(name, options, str(loader), sweep.loss, listed(sweep.chains) or None)
+            yield replace(task, name=_label(name, options))
 
 
 def _named_tasks(tasks: Names) -> Iterator[Task]:
@@ -131,24 +124,6 @@ def _named_tasks(tasks: Names) -> Iterator[Task]:
         if options:
             raise UsageError(f"the task {name!r} has no options.")
         yield TASKS[name]
-
-
-def _with_models(task: Task, models: Mapping[str, Mapping[str, Any]], chains: tuple[str, ...] | None) -> Iterator[Task]:
-    if not models:
-        yield task
-    for name, given in models.items():
-        if names_a_function(name):
-            other = replace(task, model=name, builder=Builder.find(name), chains=chains)
-            # The user's own model gets only the options that the user gives.
-            facts: Mapping[str, Any] = {}
-        elif name not in list_models():
-            raise UsageError(no_such("model", name, list_models()))
-        else:
-            other = replace(task, model=name)
-            facts = task.options if name == task.model else _data_options(task, other.known_options)
-        for options in _combinations(given):
-            label = _label(name if name != task.model else "", options)
-            yield replace(other, name=f"{task.name} {label}".strip(), options={**facts, **options})
 
 
 def _label(name: str, options: Mapping[str, Any]) -> str:
@@ -224,14 +199,6 @@ def _numbers(name: str, given: Any, kind: Callable[[Any], _Number]) -> list[_Num
     if not all(0 < number < inf for number in numbers):
         raise UsageError(f"--{name.replace('_', '-')} takes numbers above 0, separated by commas, not {given!r}.")
     return numbers
-
-
-def _data_options(task: Task, parameters: Sequence[str]) -> dict[str, Any]:
-    """Return the options that a model other than the task's needs to fit the data."""
-    inputs = task.data().train.inputs
-    sizes = {"in_features": inputs[0].numel(), "context": inputs.shape[1], "in_channels": inputs.shape[1]}
-    facts = {**sizes, **task.options}
-    return {name: facts[name] for name in _OF_THE_DATA if name in facts and name in parameters}
 
 
 def _with_axes(task: Task, chosen: Mapping[str, Any]) -> Task:

@@ -7,7 +7,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gradfree.benchmarks.data.bundled import Split
 from gradfree.benchmarks.tasks.task import Task
 from gradfree.cli import UsageError
 from gradfree.wording import one
@@ -25,14 +24,12 @@ def check_trainable(task: Task) -> Task:
     count = len(train.inputs)
     if task.batch_size > count:
         raise UsageError(f"{what}: a batch of {task.batch_size} is more than the {count} training examples.")
-    strange = _not_finite(train)
-    hardest = torch.cat([strange, torch.arange(count)])[:2]
     outputs: Any = torch.empty(0)
     try:
         model = task.create_model(0)
         with torch.no_grad():
-            outputs = model(train.inputs[hardest])
-            loss = task.loss(outputs, train.targets[hardest])
+            outputs = model(train.inputs[:2])
+            loss = task.loss(outputs, train.targets[:2])
     except UsageError:
         raise
     except Exception as error:
@@ -42,19 +39,4 @@ def check_trainable(task: Task) -> Task:
         raise UsageError(f"{what} cannot be trained on these data: {cause}") from error
     if loss.numel() != 1:
         raise UsageError(f"{what} cannot be trained: its loss is not a scalar, but has shape {tuple(loss.shape)}.")
-    # Some models accept NaN inputs.
-    if len(strange) and not loss.isfinite():
-        raise UsageError(
-            f"{what} cannot be trained: {len(strange)} of {count} training examples have numbers that are NaN or "
-            "infinite, and so is the loss on them. Correct or remove these examples."
-        )
     return task
-
-
-def _not_finite(split: Split) -> Tensor:
-    """Return the indices of the examples that contain NaN or infinite numbers."""
-    strange = torch.zeros(len(split.inputs), dtype=torch.bool)
-    for numbers in split:
-        if numbers.is_floating_point():
-            strange |= ~numbers.isfinite().reshape(len(strange), -1).all(1)
-    return strange.nonzero()[:, 0]

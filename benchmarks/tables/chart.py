@@ -30,9 +30,6 @@ class Axis:
     bounds: tuple[float, float] | None = None
 
 
-ITERATIONS = Axis("iterations k (count)", "whole")
-
-
 def score_axis(split: str, score: Score, kind: str = "linear") -> Axis:
     """Return the axis of scores; a percentage is bounded by 0 and 100."""
     better = "higher" if score.higher_is_better else "lower"

@@ -1,12 +1,11 @@
-"""Cost of a training step of an ``orthogonal_mlp``: time by phase, and memory beside torch's checkpoints."""
+"""Cost of a training step of an ``orthogonal_mlp``: time, and memory beside torch's checkpoints."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from math import isqrt
-from statistics import median
 from time import process_time
 from typing import Any
 
@@ -19,16 +18,12 @@ from gradfree import create_model
 from gradfree.benchmarks.records.case import Row
 from gradfree.benchmarks.tables.chart import Axis
 from gradfree.benchmarks.tables.column import Figure, column
-from gradfree.benchmarks.tables.facts import Fact, fact
-from gradfree.benchmarks.timing.side_by_side import MEMORY, RATIO, STEP, Trainee, Turn, mean_seconds, now, time_of
+from gradfree.benchmarks.timing.side_by_side import MEMORY, RATIO, STEP, Trainee, mean_seconds
 from gradfree.benchmarks.timing.timed import Timing, timed
-from gradfree.orthogonal.orthogonal_engine import OrthogonalEngine
 
 _CLASSES = 10
 _LEARNING_RATE = 0.1
 """Large enough to train: weights drift and are retracted as in a real training run."""
-_PHASES = ("passes", "update", "retraction")
-_IDLE = "time of other rows' hooks"
 _LAYERS = 200
 """A turn takes as many steps as run this many layers in total, at least one."""
 EACH, SEGMENTS = "each block", "√L segments"
@@ -62,61 +57,18 @@ def build_trainee(network: Network, row: Row, device: str, seed: int) -> Trainee
     return Trainee(model, optimizer, F.cross_entropy, inputs, targets)
 
 
-def _step_in_phases(case: Timing, row: Row) -> Callable[[], Turn]:
-    """Return a training step that returns the seconds of its phases."""
-    trainee = build_trainee(case.item, row, case.device, case.seed)
-    updated = 0.0
-
-    def note_update(*_: Any) -> None:
-        nonlocal updated
-        updated = now(case.device)
-
-    def step() -> Turn:
-        start = now(case.device)
-        trainee.passes()
-        passed = now(case.device)
-        trainee.optimizer.step()
-        return passed - start, updated - passed, now(case.device) - updated
-
-    # Runs before the engines' retraction: that is a hook for all optimizers, and an optimizer's own hooks run first.
-    trainee.optimizer.register_step_post_hook(note_update)
-    return step
-
-
-def _median_phases(case: Timing, step: Any, turns: Sequence[Turn]) -> dict[str, Any]:
-    """Return the median seconds of each phase."""
-    return {"phases": list(map(median, zip(*turns, strict=True)))}
-
-
-def _facts_of(cost: Mapping[str, Any], results: Mapping[str, Any]) -> Iterator[Fact]:
-    """Yield the times of a row's phases.
-
-    All rows share one process, so each row's steps also call the retraction hooks of the others.
-    """
-    retracts = results["row"] is not None and isinstance(results["row"].create_engine(), OrthogonalEngine)
-    for phase, seconds in zip(_PHASES, cost.get("phases", ()), strict=False):
-        yield fact(_IDLE if phase == _PHASES[-1] and not retracts else time_of(phase), "s", seconds)
-
-
 @timed(
     kind="step",
     subject="network",
     # A multiple of every row's ``orthogonalize_every``.
     runs=16,
     title="cost of a step of an orthogonal_mlp",
-    legend="One step with SGD. Passes: forward and backward pass, or its replacement. Retraction: only of engines that "
-    "keep weights orthogonal; in the steps of others, hooks of these engines in the same process take time.",
-    columns=[
-        *(column(f"{phase} (ms)", time_of(phase), "{value:.1f}", factor=1e3) for phase in _PHASES),
-        column("step (×)", STEP, unit=RATIO),
-        column("quartiles", STEP, "{low:.2f}–{high:.2f}", RATIO),
-    ],
-    costs=_median_phases,
-    facts=_facts_of,
+    legend="One step with SGD. All rows share a process: hooks of engines that keep weights orthogonal take time in "
+    "the steps of other rows, too.",
 )
-def step_phases(case: Timing) -> Mapping[str, Callable[[], Callable[[], Turn]]]:
+def step_costs(case: Timing) -> Mapping[str, Callable[[], Trainee]]:
     """Return, by row, a function that builds the network in training with the row's engine."""
-    return {row.label: partial(_step_in_phases, case, row) for row in case.rows}
+    return {row.label: partial(build_trainee, case.item, row, case.device, case.seed) for row in case.rows}
 
 
 @dataclass(frozen=True)

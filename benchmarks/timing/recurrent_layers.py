@@ -14,7 +14,7 @@ from gradfree import engine_figures
 from gradfree.benchmarks.records.case import ADDED, Row
 from gradfree.benchmarks.tables.facts import Fact, estimates, fact
 from gradfree.benchmarks.tables.frames import pl
-from gradfree.benchmarks.timing.side_by_side import PASSES, Turn
+from gradfree.benchmarks.timing.side_by_side import PASSES
 from gradfree.benchmarks.timing.timed import Timing, timed
 
 COMPILED, PLAIN, LOOP = "compiled loop", "plain", "loop over cells"
@@ -144,7 +144,7 @@ def layers(case: Timing) -> Mapping[str, Callable[[], LayerPass]]:
     return passes
 
 
-def _figures(case: Timing, step: LayerPass, turns: Sequence[Turn]) -> dict[str, Any]:
+def _figures(case: Timing, step: LayerPass, turns: Sequence[float]) -> dict[str, Any]:
     """Return the engine's figures of a pass."""
     with engine_figures() as figures:
         step()

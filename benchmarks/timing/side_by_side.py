@@ -24,8 +24,6 @@ from gradfree.devices.hardware import synchronize
 
 _WARM_UP = 3
 T = TypeVar("T")
-Turn = Sequence[float]
-"""The seconds of each phase of a step; one number if the step has no phases."""
 Errors = Mapping[str, TracebackException]
 """Errors of the steps that fail, by label."""
 STEP, MEMORY, PASSES = "step time", "peak memory", "time of forward and backward"
@@ -141,8 +139,3 @@ def cost_facts(
 def times(baseline: str) -> str:
     """Return the unit of a multiple of ``baseline``'s cost."""
     return f"{RATIO} {baseline}"
-
-
-def time_of(phase: str) -> str:
-    """Return the metric "time of a phase"."""
-    return f"time of {phase}"

@@ -34,7 +34,6 @@ from gradfree.benchmarks.timing.side_by_side import (
     STEP,
     Errors,
     Trainee,
-    Turn,
     collecting_errors,
     cost_facts,
     failures,
@@ -54,7 +53,7 @@ class Timed:
 
     Attributes:
         steps: returns, by label, functions that build the steps of a case; the first is the baseline. A step that
-            returns seconds, in total or for each phase, is timed by these.
+            returns its seconds is timed by them.
         kind: the kind of its cases in records.
         subject: the name in records of what is run.
         metric: the name of a step's time.
@@ -93,7 +92,7 @@ class Timed:
     display_names: Mapping[str, str] = field(default_factory=dict)
     place: Callable[[Any], dict[str, Any]] = lambda subject: {"setting": str(subject)}
     fits: Callable[[Row, Any], bool] = lambda row, subject: True
-    costs: Callable[[Timing, Any, Sequence[Turn]], dict[str, Any]] = lambda case, step, turns: {}
+    costs: Callable[[Timing, Any, Sequence[float]], dict[str, Any]] = lambda case, step, turns: {}
     facts: Callable[[Mapping[str, Any], Mapping[str, Any]], Iterator[Fact]] = lambda cost, results: iter(())
     remarks: Callable[[pl.DataFrame], Iterator[str]] = lambda facts: iter(())
     against: tuple[Figure, Axis] | None = None
@@ -161,24 +160,21 @@ class Timing(Case):
             steps, errors = self._started()
             turns = interleaved([partial(self._turn, *started) for started in steps.values()], self.timed.rounds)
         taken = dict(zip(steps, turns, strict=True))
-        times = {label: [sum(turn) for turn in own] for label, own in taken.items()}
-        baseline = next(iter(times.values()))
+        baseline = next(iter(taken.values()))
         found = {
-            label: {"label": label, **statistics(own, baseline), **self._costs(steps[label][0], taken[label])}
-            for label, own in times.items()
+            label: {"label": label, **statistics(own, baseline), **self._costs(steps[label][0], own)}
+            for label, own in taken.items()
         }
         found |= {label: {"label": label, "error": "".join(error.format()).strip()} for label, error in errors.items()}
         return {"rows": [found[label] for label in self.timed.steps(self)]}
 
-    def _turn(self, step: Callable[[], Any], self_timed: bool) -> Turn:
-        """Run a step ``runs`` times; return the mean seconds of its phases."""
-        if not self_timed:
-            return (mean_seconds(step, self.timed.runs),)
-        taken = [step() for _ in range(self.timed.runs)]
-        phases = [one if isinstance(one, Sequence) else (one,) for one in taken]
-        return tuple(map(fmean, zip(*phases, strict=True)))
+    def _turn(self, step: Callable[[], Any], self_timed: bool) -> float:
+        """Run a step ``runs`` times; return the mean seconds."""
+        if self_timed:
+            return fmean(step() for _ in range(self.timed.runs))
+        return mean_seconds(step, self.timed.runs)
 
-    def _costs(self, step: Any, turns: Sequence[Turn]) -> dict[str, Any]:
+    def _costs(self, step: Any, turns: Sequence[float]) -> dict[str, Any]:
         costs = self.timed.costs(self, step, turns)
         if not self.timed.with_memory:
             return costs
@@ -193,7 +189,7 @@ class Timing(Case):
             # An error of the baseline is raised: without it there are no ratios.
             with collecting_errors(errors, label, TracebackException.from_exception) if steps else nullcontext():
                 step = build()
-                self_timed = isinstance(step(), (float, Sequence))
+                self_timed = isinstance(step(), float)
                 self._turn(step, self_timed)
                 steps[label] = build() if self.timed.rebuild else step, self_timed
         return steps, errors

@@ -8,8 +8,6 @@ from dataclasses import dataclass, field, replace
 from math import nan
 from typing import Any, ClassVar
 
-from torch import nn
-
 from gradfree import Fidelity
 from gradfree.benchmarks.data.bundled import Data, digits
 from gradfree.benchmarks.data.stored import Stored
@@ -84,7 +82,7 @@ class Training(Case):
                 optimizer.step()
                 schedule.step()
                 if step in _spread(_LOSSES, task.steps):
-                    losses.append({"step": step, "loss": loss.item(), **self.extra_results(model)})
+                    losses.append({"step": step, "loss": loss.item()})
                 if step in _spread(task.evaluations, task.steps):
                     curve.append({"step": step, "validation": task.score.of(model, data.validation)})
         scores = {name: task.score.of(model, getattr(data, name)) for name in self.scored}
@@ -94,10 +92,6 @@ class Training(Case):
         """Return what to record of the gradient's fidelity at one step."""
         total = fidelity.total
         return {"cosine": total.cosine, "relative_error": total.relative_error, **alignment(fidelity)}
-
-    def extra_results(self, model: nn.Module) -> dict[str, Any]:
-        """Return what to record beside the loss of a step."""
-        return {}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -216,7 +210,8 @@ class Comparison(Experiment):
         baseline = self.rows[0].name
         costs = timed[0]["results"]["rows"] if timed else [{} for _ in self.rows]
         where = {"task": self.task.name, "device": device, "threads": environment["threads"]}
-        known = list(setup_facts(self.task, self.learning_rates, trained, **where))
+        rates = self.learning_rates or tuple(self.rates.values())
+        known = list(setup_facts(self.task, rates, trained, **where))
         for (row, rate, runs), cost in zip(found, costs, strict=True):
             who = {**where, **row.fact_columns}
             known += [

@@ -16,7 +16,7 @@ from gradfree.benchmarks.tables.column import column
 from gradfree.benchmarks.tables.facts import Fact, fact
 from gradfree.benchmarks.tasks.task import Task
 from gradfree.benchmarks.timing.recurrent_layers import FORWARD_SWEEPS, SEQUENTIAL, SWEEPS
-from gradfree.benchmarks.timing.side_by_side import RATIO, STEP, Turn, now, times
+from gradfree.benchmarks.timing.side_by_side import RATIO, STEP, now, times
 from gradfree.benchmarks.timing.timed import Timing, timed
 
 _TOTAL, _LOSS, _APART = "time of all steps", "training loss at the end", "largest difference in training loss"
@@ -63,13 +63,13 @@ class CourseRun:
             self.recorded[name] += [chain[name] for chain in figures.values() if name in chain]
 
 
-def _costs(case: Timing, run: CourseRun, turns: Sequence[Turn]) -> dict[str, Any]:
+def _costs(case: Timing, run: CourseRun, turns: Sequence[float]) -> dict[str, Any]:
     """Return the time of all steps, the mean loss of each turn, and the means of the engine's figures."""
     recorded = {name: [float(value) for value in values] for name, values in run.recorded.items()}
     losses, count = recorded.pop("loss"), case.item.steps // ROUNDS
     means = [fmean(losses[start : start + count]) for start in range(0, len(losses), count)]
     figures = {name: fmean(values) for name, values in recorded.items() if values} | {_CUT: len(recorded[SWEEPS])}
-    return {"total": count * sum(map(sum, turns)), "losses": means, "figures": figures}
+    return {"total": count * sum(turns), "losses": means, "figures": figures}
 
 
 def _facts_of(cost: Mapping[str, Any], results: Mapping[str, Any]) -> Iterator[Fact]:

@@ -51,12 +51,15 @@ def defaults(engine: Engine, given: Mapping[str, Any]) -> str:
     return ", ".join(f"{name}={value}" for name, value in own.items())
 
 
-def setup_facts(task: Task, grid: Sequence[float], runs: Iterable[Record], /, **where: Any) -> Iterator[Fact]:
-    """Yield the settings that all rows share; sizes only if recorded and equal in all ``runs``."""
+def setup_facts(task: Task, rates: Sequence[float], runs: Iterable[Record], /, **where: Any) -> Iterator[Fact]:
+    """Yield the settings that all rows share; sizes only if recorded and equal in all ``runs``.
+
+    ``rates`` are the rows' own learning rates, if they have any.
+    """
     yield fact(_MODEL, "", note=task.architecture, **where)
     yield fact(_OPTIMIZER, "", note=task.optimizer, **where)
     yield fact(_BATCH, "examples", task.batch_size, **where)
-    if not grid:
+    if not rates:
         yield fact(_ONE_RATE, "1", task.learning_rate, **where)
     recorded = [run["results"]["sizes"] for run in runs if "sizes" in run["results"]]
     for name, metric in _SIZES.items():

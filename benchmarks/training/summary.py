@@ -8,7 +8,7 @@ from functools import cached_property
 from math import isnan
 
 from gradfree.benchmarks.tables import verdict
-from gradfree.benchmarks.tables.chart import ITERATIONS, Axis, Chart, no_intervals, points, runs, score_axis
+from gradfree.benchmarks.tables.chart import Axis, Chart, points, runs, score_axis
 from gradfree.benchmarks.tables.column import Column, Figure, column
 from gradfree.benchmarks.tables.facts import Estimate, difference_to, estimates, select
 from gradfree.benchmarks.tables.frames import pl
@@ -20,9 +20,6 @@ from gradfree.benchmarks.training.outcomes import COSINE, FAILED, FRONT, LOSS, R
 
 _FAR = 10.0
 """An axis is logarithmic if the largest value is more than this many times the smallest."""
-_ROUNDING = 1e-6
-"""Values of 1 − cosine below this are rounding errors."""
-_DISTANCE = Axis("1 − cosine of the gradient and the exact one", "log")
 
 
 @dataclass(frozen=True)
@@ -208,19 +205,10 @@ class Summary:
         return outcome != "worse" and loss <= (0.0 if isnan(exact.margin) else exact.margin)
 
     def _charts(self) -> Iterator[Chart]:
-        """Yield charts of the score against step time, of 1 − cosine against iterations or engines, and of losses."""
+        """Yield charts of the score against step time, of the alignment of cotangents, and of losses."""
         where = f"{self.task.name}, {self.task.budget}, {self.facts['device'][0]}"
         if self._front:
             yield self._cost_chart(f"{where}: {self.task.score.name} against step time")
-        inexact = self._inexact
-        swept = inexact["k"].drop_nulls().n_unique() > 1
-        if swept:
-            yield Chart(
-                f"{where}: gradients against iterations", inexact.with_columns(x="k"), ITERATIONS, _DISTANCE, True
-            )
-        elif not inexact.is_empty():
-            engines = inexact.with_columns(label="row")
-            yield Chart(f"{where}: gradients by engine", engines, Axis("engine", "names"), _DISTANCE)
         yield from aligned_charts(self.facts, where)
         losses = runs(self.facts, LOSS)
         if known := losses["y"].to_list():
@@ -243,9 +231,3 @@ class Summary:
             band={} if isnan(exact.low) else {f"{self.baseline}'s interval": (exact.low, exact.high)},
             ringed="Pareto front",
         )
-
-    @property
-    def _inexact(self) -> pl.DataFrame:
-        """The points of rows with inexact gradients: 1 − cosine of the others is 0, which has no logarithm."""
-        found = points(self.facts, "row", Figure(COSINE))
-        return found.with_columns(y=1 - pl.col("y"), **no_intervals()).filter(pl.col("y") >= _ROUNDING)

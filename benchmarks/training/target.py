@@ -136,7 +136,6 @@ class TimeToTarget(Experiment):
         )
         return [
             Chart(f"{where}: {score} against time", timed.drop_nulls("x"), Axis("time (s)"), axis, True, target),
-            Chart(f"{where}: {score} against steps", found, Axis("steps (count)"), axis, True, target),
         ]
 
     def _answer(self, facts: pl.DataFrame, level: str) -> str:

@@ -11,9 +11,9 @@ from gradfree.benchmarks.sweeps.sweep import row
 from gradfree.fidelity import Agreement
 
 
-def contestant(engine, cosine, times, memory=100, first=None, **options):
+def contestant(engine, cosine, times, **options):
     who = row(engine, options) if engine else BACKPROP
-    return Contestant(who, None, None, times, Agreement(cosine, 1.0, 0.0), memory, first)
+    return Contestant(who, None, None, times, Agreement(cosine, 1.0, 0.0))
 
 
 PLAIN = contestant("", 1.0, [1.0] * 5)
@@ -60,7 +60,6 @@ def compiled(ratio):
             "dsf",
             r"With exactly autograd's gradient: backprop \(default\) \(1.43× faster\)",
         ),
-        ([contestant("foton", 1.0, SLOW, memory=60)], "", None, "Least memory: foton, with 0.60 of the peak"),
         ([contestant("dsf", float("nan"), FAST)], "", None, "Stay with autograd"),
     ],
 )

@@ -4,13 +4,13 @@ import datasets
 import numpy as np
 import pytest
 import torch
-from datasets import Dataset, DatasetDict, Features, Image, Value
+from datasets import Dataset, Features, Image, Value
 
 from gradfree.benchmarks.data import stored
 from gradfree.benchmarks.data.images import Images
 from gradfree.benchmarks.data.stored import DATA_ROOT
 from gradfree.benchmarks.data.text import Text
-from gradfree.cli import UsageError, main
+from gradfree.cli import main
 
 CHARACTERS = Text("tiny", unit="character", vocabulary=5, length=3, held_out=2)
 WORDS = Text("tiny", unit="word", vocabulary=4, length=2, held_out=9)
@@ -109,29 +109,3 @@ def test_a_missing_set_is_an_error_before_the_run_starts(command, tmp_path, monk
     assert problem in line
     assert "hf download --repo-type dataset karpathy/tiny_shakespeare" in line
     assert not (tmp_path / "results").exists()
-
-
-@pytest.mark.parametrize(
-    ("given", "columns", "message"),
-    [
-        (
-            Images("mnist", column="image", train=8, validation=2),
-            {"image": [1] * 10, "label": [0] * 10},
-            r"mnist has no split test, but train; .*test\.parquet",
-        ),
-        (
-            Images("mnist", column="image", train=8, validation=2),
-            {"img": [1] * 10, "label": [0] * 10},
-            r"mnist: no column is called 'image'; there are: img",
-        ),
-        (
-            Text("wikitext-2", unit="word", vocabulary=9, length=4, held_out=1),
-            {"texts": ["a"] * 10},
-            r"wikitext-2: no column is called 'text'; .* mean 'texts'",
-        ),
-    ],
-)
-def test_a_set_of_another_layout_is_refused_and_the_error_lists_what_it_has(given, columns, message):
-    splits = DatasetDict(train=Dataset.from_dict(columns))
-    with pytest.raises(UsageError, match=message):
-        given.read(splits)

@@ -6,11 +6,11 @@ import sys
 import pytest
 import torch
 import user_module
-from tiny_suite import PLAIN, TASK, training
+from tiny_suite import PLAIN, training
 
 from gradfree.benchmarks.records.records import RecordFile
 from gradfree.benchmarks.sweeps.axes import Sweep
-from gradfree.benchmarks.sweeps.sweep import TASKS, suite_of
+from gradfree.benchmarks.sweeps.sweep import suite_of
 from gradfree.benchmarks.tasks.imported import Imported
 from gradfree.benchmarks.tasks.loaded import Loaded, own_task
 from gradfree.cli import UsageError, main
@@ -83,30 +83,14 @@ def test_options_and_axes_reach_the_builder():
             "user_module:regression",
             "^user_module:build cannot be trained on these data: .*outputs are .2, 3., the targets .2, 1.",
         ),
-        (MODEL, "user_module:spoilt", "3 of 40 training examples have numbers that are NaN or infinite, and so is the"),
         (MODEL, None, "--model user_module:build needs --data module:function"),
-        ("residual_mlp", DATA, "needs a model of yours"),
+        ("residual_mlp", DATA, "residual_mlp names no function; write residual_mlp:build"),
     ],
 )
 def test_unusable_models_and_data_are_refused(model, data, message):
     with pytest.raises(UsageError) as refused:
         suite_of(Sweep(model=model), data)
     assert re.search(message, str(refused.value), re.DOTALL)
-
-
-def test_a_users_model_and_a_registered_one_train_on_the_same_task(monkeypatch):
-    """Both have the task's data, loss, score and settings; the user's model gets only the named options."""
-    monkeypatch.setitem(TASKS, "points", TASK)
-    models = {"user_module:build_points": {"width": [2, 5]}, "residual_mlp": {"depth": 3}}
-    narrow, wide, other = (part.task for part in suite_of(Sweep(tasks="points", model=models, engines="highway_bp")))
-    assert [task.create_model(0).stem.out_features for task in (narrow, wide)] == [2, 5]
-    assert narrow.name == "points user_module:build_points width=2"
-    assert other.name == "points depth=3"
-    for task in (narrow, wide, other):
-        kept = {name: getattr(task, name) for name in ("data", "loss", "score", "learning_rate", "steps")}
-        assert kept == {name: getattr(TASK, name) for name in kept}
-    changed = {training(PLAIN, task=task).id for task in (narrow, wide, other)}
-    assert len(changed) == 3
 
 
 @pytest.mark.processes

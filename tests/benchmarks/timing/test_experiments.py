@@ -6,15 +6,13 @@ from dataclasses import replace
 import pytest
 import torch
 from report_records import section_of
-from tiny_suite import TASK
 
-from gradfree.benchmarks.maps.closeness import cotangents, trained_steps
 from gradfree.benchmarks.maps.depth_map import compiled_up_to, deep_steps
 from gradfree.benchmarks.records.case import Row
 from gradfree.benchmarks.records.records import attempt
 from gradfree.benchmarks.reports.drawing import spec, styles
 from gradfree.benchmarks.reports.report import texts
-from gradfree.benchmarks.suites.depth import mlp, segments
+from gradfree.benchmarks.suites.depth import mlp
 from gradfree.benchmarks.suites.rows import BACKPROP, iterated
 from gradfree.benchmarks.timing import recurrent_layers
 from gradfree.benchmarks.timing.layer_steps import (
@@ -24,7 +22,7 @@ from gradfree.benchmarks.timing.layer_steps import (
     Network,
     build_trainee,
     memory_steps,
-    step_phases,
+    step_costs,
 )
 from gradfree.benchmarks.timing.recurrent_layers import Chunked, LayerPass, RecurrentLayer, layers, long_layers
 from gradfree.benchmarks.timing.recurrent_models import RecurrentNet, recurrent_steps
@@ -36,17 +34,15 @@ FOTON = Row("foton", "foton", {"orthogonalize_every": 4})
 AGAIN = tuple(Checkpointed(f"backprop, {kept}", "backprop", {"plain": True}, kept) for kept in (EACH, SEGMENTS))
 GRU = RecurrentLayer("GRU", 2, 6, 3)
 NET = RecurrentNet("GRU", "recurrent_lm", {"vocab_size": 5, "cell": "gru", "layers": 1, "width": 4}, 2, (6,), 5)
-CUT = (*iterated("highway_bp", 0, 3), segments(2, 0), segments(2, 1))
 PARTS = {
     "layers": Timings(layers, (GRU, RecurrentLayer("RNN", 2, 6, 3)), ENGINES, threads=1),
     "long layers": Timings(
         long_layers, (replace(GRU, batch_first=False),), (ENGINE, SHOOTING), 1, "", recurrent_layers.compiled_up_to(0)
     ),
     "models": Timings(recurrent_steps, (NET,), ENGINES, threads=1),
-    "step phases": Timings(step_phases, (Network(3, 16, 8),), (BACKPROP, FOTON), threads=1),
+    "step costs": Timings(step_costs, (Network(3, 16, 8),), (BACKPROP, FOTON), threads=1),
     "memory": Timings(memory_steps, tuple(Network(d, 8, 64) for d in (4, 16)), (BACKPROP, *AGAIN, FOTON), threads=1),
     "deep nets": Timings(deep_steps, (mlp(4, 8, 2), mlp(3, 8, 2)), ENGINES[1:], 1, "", compiled_up_to(0)),
-    "closeness": Timings(trained_steps, (TASK,), CUT, threads=1),
 }
 
 
@@ -118,20 +114,3 @@ def test_checkpoints_do_not_change_gradients(row):
         one.passes()
     for own, exact in zip(again.model.parameters(), plain.model.parameters(), strict=True):
         torch.testing.assert_close(own.grad, exact.grad)
-
-
-def test_cotangents_equal_autograds_and_exact_engines_have_cosine_one():
-    torch.set_default_dtype(torch.float64)
-    case = case_of(replace(PARTS["closeness"], subjects=(replace(TASK, name="double"),)))
-    step = case.timed.steps(case)["backprop"]()
-    model, states = step.model, []
-    states.append(model.stem(step.batch.inputs.flatten(1)))
-    for block in model.blocks:
-        states.append(block(states[-1]))
-        states[-1].retain_grad()
-    TASK.loss(model.head(model.norm(states[-1])), step.batch.targets).backward()
-    exact = cotangents(case)
-    torch.testing.assert_close(exact, torch.cat([state.grad.flatten() for state in states[1:]]))
-    k0, k3, cut0, cut1 = (torch.cosine_similarity(cotangents(case, row), exact, 0).item() for row in CUT)
-    assert k3 == pytest.approx(1.0) == cut1
-    assert k0 < cut0 < 1 - 1e-6

@@ -52,3 +52,5 @@ def test_fixed_learning_rates_of_rows_have_no_trials():
     assert not list(part.trials("cpu"))
     rates = [case.task.learning_rate for case in part.training(0, "cpu", {})]
     assert rates == [TASK.learning_rate, 0.5, TASK.learning_rate]
+    records = dict([fake(training(PLAIN), {"losses": [], "fidelity": [], "validation": 90, "test": 90})])
+    assert ", weight_decay=0.01) at the row's rate, warmed up" in section_of(part, records).setup

@@ -6,7 +6,6 @@ from report_records import fact_values, markdown, section_of
 from tiny_suite import TASK, fake, points
 
 from gradfree.benchmarks.records.case import Row
-from gradfree.benchmarks.suites.index import SUITES
 from gradfree.benchmarks.tasks.task import SGDTask
 from gradfree.benchmarks.training.depths import DepthSweep, LayerwiseTraining
 
@@ -57,8 +56,7 @@ def trained(part=SWEEP, best=0.1):
             score = 10.0 * depth + seed + (case.row == PLAIN) * (1 + 2e-4 * seed)
             cosines = [1.0 if case.row == PLAIN else 0.5 + 0.1 * seed] * depth + [1.0]
             probes = [{"step": step, "cosine": 0.9, "relative_error": 0.1, "layers": cosines} for step in (0, 7)]
-            losses = [{"step": step, "loss": 1.0, "drift": drift} for step, drift in ((0, 1e-3), (7, 2e-3))]
-            results = {"losses": losses, "fidelity": probes, "validation": score, "test": score}
+            results = {"losses": [], "fidelity": probes, "validation": score, "test": score}
             records |= dict([fake(case, results)])
     return records
 
@@ -83,17 +81,8 @@ def test_the_table_has_a_column_for_each_depth():
     difference = "test accuracy, difference to autograd"
     value, *_, seeds = fact_values(section, row="foton", setting="3 hidden layers", metric=difference)
     assert (value, seeds) == (pytest.approx(-1, rel=1e-3), 2)
-    drift = "largest drift from orthogonality"
-    assert fact_values(section, row="foton", setting="2 hidden layers", metric=drift)[0] == 2e-3
-    assert section.answer == "points: with 3 hidden layers, autograd has the best mean test accuracy, 31.50 %."
-
-
-@pytest.mark.parametrize("part", [part for part in SUITES["forward-only"] if isinstance(part, DepthSweep)])
-def test_every_network_of_the_suite_has_its_depth(part):
-    for depth, comparison in part.comparisons.items():
-        with torch.device("meta"):
-            model = comparison.task.create_model(0)
-        assert sum(p.dim() > 1 for p in model.parameters()) == depth + 1
+    answer = "points: with 3 hidden layers, autograd has the best mean test accuracy, 31.50 %; the baseline."
+    assert section.answer == answer
 
 
 def test_a_row_is_compared_with_the_baseline_engine_with_its_options():
