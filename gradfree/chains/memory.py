@@ -2,21 +2,12 @@
 
 from __future__ import annotations
 
-import re
+import warnings
 from collections.abc import Mapping, Sequence
 from math import nan, prod
 
 import torch
 from torch import Tensor, distributed
-
-_KEYS = {
-    "feedback": r".* \(\d+(, \d+)*,?\)",
-    "means": r"mean of .*",
-    "steps": r"steps",
-    "retraction": r"drifts|drift probe of .*",
-    "foton": r"F to .*",
-}
-"""Patterns of tensor names of the oldest owners, in checkpoints; all other owners' tensors are named "owner: name"."""
 
 
 class Memory:
@@ -30,45 +21,36 @@ class Memory:
         return self._owners.setdefault(owner, {})
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Return all tensors by their names in checkpoints."""
-        return {_key(owner, name): kept for owner, own in self._owners.items() for name, kept in own.items()}
+        """Return all tensors by their names in checkpoints, "owner: name"."""
+        return {f"{owner}: {name}": kept for owner, own in self._owners.items() for name, kept in own.items()}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Replace all tensors by those of ``state``, from :meth:`state_dict`."""
+        """Replace all tensors by those of ``state``, from :meth:`state_dict`; give a warning for earlier versions'."""
         for own in self._owners.values():
             own.clear()
         for key, kept in state.items():
-            owner, name = _owned(key)
-            self.of(owner)[name] = kept
-
-
-def _key(owner: str, name: str) -> str:
-    return name if not owner or owner in _KEYS else f"{owner}: {name}"
-
-
-def _owned(key: str) -> tuple[str, str]:
-    for owner, pattern in _KEYS.items():
-        if re.fullmatch(pattern, key):
-            return owner, key
-    owner, _, name = key.rpartition(": ")
-    return owner, name
+            owner, _, name = key.rpartition(": ")
+            if owner:
+                self.of(owner)[name] = kept
+            else:
+                warnings.warn(f"{key!r} in the engine's state is of gradfree 0.2 and is not loaded.", stacklevel=2)
 
 
 KeptMean = tuple[Memory, str, tuple[int, ...]]
-"""A chain's memory, and the name and the shape of a running mean that may be in it."""
+"""A chain's memory, and the name and the shape of a running mean that may be in it, of the owner "means"."""
 
 
 def running_mean(memory: Memory, name: str, value: Tensor, momentum: float) -> Tensor:
-    """Move the mean in ``memory``, "mean of <name>", towards ``value``; return it.
+    """Move the mean ``name`` in ``memory`` towards ``value``; return it.
 
     Where ``value`` is not finite (an overflow, an empty batch) the mean does not change. A mean that is NaN or missing
     is not known yet: it becomes ``value``, or zero if that is not finite.
     """
-    means, key, value = memory.of("means"), _mean(name), value.detach()
-    old = means[key].to(value) if key in means else torch.full_like(value, nan)
+    means, value = memory.of("means"), value.detach()
+    old = means[name].to(value) if name in means else torch.full_like(value, nan)
     new = torch.where(old.isnan(), value, old.lerp(value, momentum))
-    means[key] = torch.where(value.isfinite(), new, old.nan_to_num())
-    return means[key]
+    means[name] = torch.where(value.isfinite(), new, old.nan_to_num())
+    return means[name]
 
 
 def average_means(means: Sequence[KeptMean], like: Tensor) -> None:
@@ -83,17 +65,13 @@ def average_means(means: Sequence[KeptMean], like: Tensor) -> None:
     wide = torch.promote_types(like.dtype, torch.float32)
     # Not like.new_full: from a DTensor that would be a DTensor.
     none = torch.full((), nan, dtype=wide, device=like.device)
-    kept = [(memory.of("means"), _mean(name), shape) for memory, name, shape in means]
+    kept = [(memory.of("means"), name, shape) for memory, name, shape in means]
     # Means from a checkpoint may still be on another device.
-    own = torch.cat([at.get(key, none).to(none).expand(shape).flatten() for at, key, shape in kept])
+    own = torch.cat([at.get(name, none).to(none).expand(shape).flatten() for at, name, shape in kept])
     has = own.isfinite()
     total = torch.stack([own.where(has, torch.zeros_like(own)), has.to(wide)])
     distributed.all_reduce(total)
     averaged = (total[0] / total[1]).split([prod(shape) for *_, shape in kept])
-    for (at, key, shape), mean in zip(kept, averaged, strict=True):
+    for (at, name, shape), mean in zip(kept, averaged, strict=True):
         # Not in place: a state_dict may share the tensor.
-        at[key] = mean.reshape(shape).clone()
-
-
-def _mean(name: str) -> str:
-    return f"mean of {name}"
+        at[name] = mean.reshape(shape).clone()

@@ -24,7 +24,7 @@ class RandomEngine(Engine):
 
     Each B is Kaiming-uniform (He et al. 2015, arXiv 1502.01852) with the gain of a linear map, U(±√(3/fan_in)), which
     roughly keeps the norm of a vector that is multiplied by B. B depends only on ``seed``, the layer's path and the
-    shape, not on torch's random state, the device or the rank. Checkpoints name it "path (shape)".
+    shape, not on torch's random state, the device or the rank. Checkpoints name it "feedback: path (shape)".
 
     Args:
         seed: of the random matrices.

@@ -15,7 +15,6 @@ from gradfree.torchside.private import is_reached, uncompiled
 
 LEARNT: Literal["learnt"] = "learnt"
 _RATE = 0.05
-_LOG, _SUMS = f"mean of {LOG_TEMPERATURE}", f"mean of {OUTPUT_SUMS}"
 
 
 class Temperature:
@@ -71,16 +70,18 @@ class Temperature:
         sums = self._pending.pop("asked", None)
         if sums is not None:
             log = self._log()
-            self._memory.of("means").update({_LOG: sums.new_zeros(()) if log is None else log.to(sums), _SUMS: sums})
+            self._memory.of("means").update(
+                {LOG_TEMPERATURE: sums.new_zeros(()) if log is None else log.to(sums), OUTPUT_SUMS: sums}
+            )
 
     def _log(self) -> Tensor | None:
         """Return log T after the update of the last step, which ignores NaN; ``None`` before the first step."""
         means = self._memory.of("means")
-        if _LOG not in means:
+        if LOG_TEMPERATURE not in means:
             return None
         # NaN: a mean over ranks none of which has taken a step yet.
-        log = means[_LOG].nan_to_num()
-        if _SUMS not in means:
+        log = means[LOG_TEMPERATURE].nan_to_num()
+        if OUTPUT_SUMS not in means:
             return log
-        sums = means[_SUMS]
+        sums = means[OUTPUT_SUMS]
         return log.to(sums) - _RATE * (sums[0] / sums[1]).nan_to_num(0.0, 0.0, 0.0)

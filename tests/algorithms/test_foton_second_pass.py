@@ -67,7 +67,7 @@ def test_f_is_kept_for_refresh_feedback_every_optimizer_steps():
     for _ in range(4):
         optimizer.zero_grad()
         net(x).pow(2).sum().backward()
-        kept.append(handle.state_dict()[""]["F to 1"])
+        kept.append(handle.state_dict()[""]["foton: F to 1"])
         optimizer.step()
     assert kept[0] is kept[1]
     assert kept[2] is kept[3]

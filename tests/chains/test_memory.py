@@ -1,82 +1,22 @@
-"""Memory of chains: a namespace for each owner, and the checkpoint format of version 0.1.0."""
+"""Memory of chains: a namespace for each owner, and running means."""
 
 import pytest
 import torch
-from torch import nn
 
-import gradfree
 from gradfree.chains.memory import Memory, running_mean
-from gradfree.testing.cases.models import layered_model, plain_model
-
-MATRICES = [f"blocks.{n} (6, 6)" for n in (0, 2, 4)]
-SAVED = {
-    "dsf in time": ("dsf", {"feedback": "gate"}, "", {"mean of 0.0.1": (2,), "mean of 0.1.1": (2,)}),
-    "dsf in depth": ("dsf", {"feedback": "gate"}, "blocks", {"mean of residual": ()}),
-    "dfa": ("dfa", {}, "blocks", dict.fromkeys(MATRICES, (6, 6))),
-    "foton": (
-        "foton",
-        {"refresh_feedback_every": 5, "temperature": 1.0},
-        "blocks",
-        {"F to blocks.4": (6, 6), "steps": (), "drifts": (3,)}
-        | {f"drift probe of blocks.{n}": (6, 1) for n in (0, 2, 4)},
-    ),
-}
-"""Engine, options, chain, and the keys and shapes that version 0.1.0 wrote into checkpoints."""
-
-
-def trained(name, options, model, x, state=None):
-    """Return the engine's state at once, and after three steps."""
-    optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
-    with gradfree.create_engine(name, **options).attach(model) as handle:
-        handle.load_state_dict(state or {})
-        before = handle.state_dict()
-        for _ in range(3):
-            out = model(x)
-            (out[0] if isinstance(out, tuple) else out).pow(2).sum().backward()
-            optimizer.step()
-        return before, handle.state_dict()
-
-
-def model_for(case):
-    if case == "dsf in time":
-        return nn.LSTM(3, 2, bidirectional=True), torch.randn(4, 2, 3)
-    return plain_model() if case == "dsf in depth" else layered_model(), torch.randn(4, 6)
-
-
-@pytest.mark.parametrize("case", SAVED)
-def test_an_old_checkpoint_loads_and_is_saved_again_as_it_was(case):
-    """The engine continues from it: matrices stay, counts continue, means move from there."""
-    name, options, path, shapes = SAVED[case]
-    old = {key: torch.rand(shape) for key, shape in shapes.items()}
-    if "steps" in old:
-        old["steps"] = torch.tensor(6)
-    before, after = trained(name, options, *model_for(case), {path: old})
-    assert before[path].keys() == old.keys()
-    assert all(before[path][key] is tensor for key, tensor in old.items())
-    _, fresh = trained(name, options, *model_for(case))
-    assert {key: tuple(tensor.shape) for key, tensor in fresh[path].items()} == shapes
-    assert after[path].keys() == old.keys()
-    if case == "dfa":
-        assert all(torch.equal(after[path][key], old[key]) for key in old)
-    else:
-        assert not any(torch.equal(after[path][key], fresh[path][key]) for key in old if key != "drifts")
-    if "steps" in old:
-        assert after[path]["steps"] == 9
 
 
 def test_owners_have_separate_namespaces():
-    """Also if two owners use the same name: checkpoints add the name of new owners."""
+    """Also if two owners use the same name; names of version 0.2, without an owner, are left out."""
     memory = Memory()
     one, other = torch.zeros(1), torch.ones(1)
     memory.of("one")["x"], memory.of("other")["x"] = one, other
-    memory.of("means")["mean of x"] = one
-    assert memory.of("one") == {"x": one}
-    assert memory.of("retraction") == {}
     state = memory.state_dict()
-    assert state == {"one: x": one, "other: x": other, "mean of x": one}
+    assert state == {"one: x": one, "other: x": other}
     again = Memory()
     held = again.of("other")
-    again.load_state_dict(state)
+    with pytest.warns(UserWarning, match="'mean of x' in the engine's state is of gradfree 0.2"):
+        again.load_state_dict(state | {"mean of x": one})
     assert held == {"x": other}
     assert again.state_dict() == state
     again.load_state_dict({})

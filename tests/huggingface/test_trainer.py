@@ -74,8 +74,8 @@ def test_a_resumed_training_equals_an_uninterrupted_one(tmp_path):
     assert torch.equal(weights(resumed.model), weights(whole.model))
     state = checkpoint / "trainer_state.json"
     text = state.read_text()
-    assert '"mean of residual"' in text
-    state.write_text(text.replace('"mean of residual"', '"mean of something else"'))
+    assert '"means: residual"' in text
+    state.write_text(text.replace('"means: residual"', '"means: something else"'))
     forgotten = train(bert(), tmp_path, [callback()], resume=str(checkpoint))
     assert not torch.equal(weights(forgotten.model), weights(whole.model))
 
@@ -89,7 +89,7 @@ def test_two_engines_on_separate_chains_have_separate_states(tmp_path):
     whole = train(bart(), tmp_path, callbacks(), save_strategy="steps", save_steps=3)
     resumed = train(bart(), tmp_path, callbacks(), resume=str(tmp_path / "checkpoint-3"))
     assert torch.equal(weights(resumed.model), weights(whole.model))
-    assert len((tmp_path / "checkpoint-3" / "trainer_state.json").read_text().split('"mean of residual"')) == 3
+    assert len((tmp_path / "checkpoint-3" / "trainer_state.json").read_text().split('"means: residual"')) == 3
 
 
 def test_an_engine_that_cannot_be_attached_is_refused_before_the_first_step(tmp_path):

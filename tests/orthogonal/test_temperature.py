@@ -28,8 +28,8 @@ def temperature(handle):
 
 def temperature_in(state):
     """Return T: the one before the last step, updated with the sums of that step."""
-    asked = state["mean of asked of the temperature"]
-    return math.exp(state["mean of log temperature"] - 0.05 * (asked[0] / asked[1]).nan_to_num(0.0, 0.0, 0.0))
+    asked = state["means: asked of the temperature"]
+    return math.exp(state["means: log temperature"] - 0.05 * (asked[0] / asked[1]).nan_to_num(0.0, 0.0, 0.0))
 
 
 def temperatures(engine, loss, steps, scale=1.0, rate=0.0):
@@ -75,7 +75,7 @@ def test_the_error_does_not_contain_it():
     model, x = net(), torch.randn(5, 8)
     y = torch.randint(3, (5,))
     with OrthogonalBackprop().attach(model) as handle:
-        handle.load_state_dict({"": {"mean of log temperature": torch.tensor(1.5)}})
+        handle.load_state_dict({"": {"means: log temperature": torch.tensor(1.5)}})
         F.cross_entropy(model(x), y).backward()
     factor = math.exp(1.5)
     expected = torch.autograd.grad(F.cross_entropy(factor * model(x), y) / factor, list(model.parameters()))

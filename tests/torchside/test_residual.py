@@ -32,7 +32,7 @@ def test_the_mean_of_a_residual_path_times_a_python_number(form, dtype):
     model = nn.Sequential(*[Halved(form) for _ in range(4)]).to(dtype)
     with gradfree.create_engine("dsf", feedback="gate").attach(model) as handle:
         model(torch.randn(2, 4, dtype=dtype)).sum().backward()
-        kept = handle.state_dict()[""]["mean of residual"]
+        kept = handle.state_dict()[""]["means: residual"]
     assert kept.dtype == dtype
     assert kept.item() == 0.5
 
