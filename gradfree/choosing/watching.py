@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from math import isfinite, nan, sqrt
 from typing import Any
 
@@ -59,19 +59,16 @@ class GradientWatch:
         self._handle = handle
         self._catch_up(self.risen)
 
-    def after_step(self, lowest: Callable[[float], float] = lambda cosine: cosine) -> float | None:
+    def after_step(self) -> float | None:
         """Evaluate the last optimizer step if it was checked, and return its cosine; otherwise return ``None``.
 
-        Waits for the device after a checked step.
-
-        Args:
-            lowest: maps this rank's cosine to the lowest of all ranks, so that all ranks react alike.
+        Waits for the device after a checked step. Each rank of data parallel training reacts for itself.
         """
         seen = self._handle.compared()
         step, self._step = self._step, self._step + 1
         cosine = None
         if seen is not None:
-            cosine = self.cosines[step] = lowest(_cosine(seen))
+            cosine = self.cosines[step] = _cosine(seen)
             self._next = step + self.every
             if cosine < self.least_cosine:
                 self._act(step, cosine)

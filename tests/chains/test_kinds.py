@@ -89,19 +89,6 @@ def test_engines_choose_kinds_by_their_class_attributes():
         engine().attach(LoopModel(), ["stem"])
 
 
-@pytest.mark.usefixtures("loops")
-@pytest.mark.parametrize("several", [False, True])
-def test_several_decides_whether_more_than_one_chain_must_be_named(several, monkeypatch):
-    monkeypatch.setattr(Loops, "several", several)
-    model = nn.ModuleDict({"0": LoopModel(), "1": LoopModel()})
-    report = engine().validate(model)
-    if several:
-        assert report.ok
-        assert list(report.chains) == ["0.blocks", "1.blocks"]
-    else:
-        assert "2 modules look like chains: '0.blocks', '1.blocks'" in report.problems[0]
-
-
 def test_the_kind_registered_last_takes_a_module():
     """A kind that is registered again is replaced, as when a notebook cell runs again."""
 

@@ -138,17 +138,6 @@ def test_pieces_are_those_of_the_first_step():
     assert "split at layers.2: its input is computed by the model" in str(report)
 
 
-class Bypassing(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.layers = nn.ModuleList(Residual() for _ in range(3))
-
-    def forward(self, x):
-        for layer in self.layers:
-            x = type(layer).forward(layer, x)
-        return x
-
-
 def test_an_error_of_the_first_step_is_reported_as_a_problem():
     """In the words of the error."""
     model, x = blocks(*[lambda x, g: torch.sin(x) + g] * 3), torch.randn(5, 4)
@@ -159,13 +148,6 @@ def test_an_error_of_the_first_step_is_reported_as_a_problem():
         model(x).sum().backward()
     assert report.problems == [str(refused.value)]
     assert f"problem: {refused.value}" in str(report)
-
-
-def test_blocks_that_bypass_the_engine_are_noted():
-    report = looked_at(Bypassing(), torch.randn(5, 4))
-    assert report.ok
-    assert "Call block(x)" in report.notes[0]
-    assert "not run by the engine: layers.0 and 2 more" in str(report)
 
 
 class Keyword(nn.Module):

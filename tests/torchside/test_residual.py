@@ -9,32 +9,14 @@ import gradfree
 from gradfree.torchside.residual import residual_factor
 
 
-class Halved(nn.Module):
-    """0.5 x + g(x), with the factor before or after x, or as a quotient."""
-
-    def __init__(self, form):
-        super().__init__()
-        self.linear = nn.Linear(4, 4)
-        self.form = form
-
-    def forward(self, x):
-        g = torch.tanh(self.linear(x))
-        return {"0.5 * x": lambda: 0.5 * x + g, "(x + g) * 0.5": lambda: (x + g) * 0.5, "x / 2": lambda: x / 2 + g}[
-            self.form
-        ]()
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("form", ["0.5 * x", "(x + g) * 0.5", "x / 2"])
-def test_the_mean_of_a_residual_path_times_a_python_number(form, dtype):
+@pytest.mark.parametrize("halved", [lambda x, g: 0.5 * x + g, lambda x, g: (x + g) * 0.5, lambda x, g: x / 2 + g])
+def test_the_mean_of_a_residual_path_times_a_python_number(halved, dtype):
     """Autograd saves the number as a wrapped tensor, whose mean() is garbage in float64."""
     torch.set_default_dtype(torch.float32)
-    model = nn.Sequential(*[Halved(form) for _ in range(4)]).to(dtype)
-    with gradfree.create_engine("dsf", feedback="gate").attach(model) as handle:
-        model(torch.randn(2, 4, dtype=dtype)).sum().backward()
-        kept = handle.state_dict()[""]["means: residual"]
-    assert kept.dtype == dtype
-    assert kept.item() == 0.5
+    linear = nn.Linear(4, 4).to(dtype)
+    factor, _ = read(lambda x: halved(x, torch.tanh(linear(x))), torch.randn(2, 4, dtype=dtype))
+    assert torch.as_tensor(factor).mean().item() == 0.5
 
 
 @pytest.mark.parametrize("sign", [1, -1])
