@@ -42,7 +42,6 @@ class LayerParallelStrategy(DDPStrategy):
         costs: of each block, as in :func:`gradfree.layer_parallel`.
         residual: as in :meth:`gradfree.Engine.attach`.
         microbatches: the number of parts into which each batch is split.
-        uncut: names of arguments that are not split.
         **options: the engine's, if it is given by name, and those of ``DDPStrategy``.
 
     Attributes:
@@ -59,7 +58,6 @@ class LayerParallelStrategy(DDPStrategy):
         costs: Sequence[float] | None = None,
         residual: float | None = None,
         microbatches: int = 1,
-        uncut: Sequence[str] = (),
         **options: Any,
     ):
         if stages is not None and (isinstance(stages, bool) or not isinstance(stages, int) or stages < 1):
@@ -68,7 +66,7 @@ class LayerParallelStrategy(DDPStrategy):
         self.engine = resolve_engine(engine, {name: options.pop(name) for name in list(options) if name in known})
         self.stages, self._path = stages, model
         self._placed: dict[str, Any] = {"chains": chains, "costs": costs, "residual": residual}
-        self._placed |= {"microbatches": microbatches, "uncut": uncut}
+        self._placed["microbatches"] = microbatches
         super().__init__(**options)
 
     stage: Stage | None = None

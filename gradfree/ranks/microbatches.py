@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -28,49 +27,30 @@ class BatchPart(NamedTuple):
     samples: int = 0
 
 
-class Cutter:
-    """Splits the arguments of a model into microbatches.
-
-    Args:
-        forward: the model's.
-        count: the number of microbatches.
-        uncut: the names of arguments that are not split.
+def cut(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], count: int) -> list[BatchPart]:
+    """Return ``count`` microbatches of the model's arguments; single samples if there are fewer samples.
 
     Raises:
-        TypeError: ``uncut`` is a string, not a list of names.
-        ChainError: ``count`` is no positive int, or ``forward`` has no argument of a name in ``uncut``.
+        ChainError: the tensors have no common first dimension, or the model mixes samples.
     """
-
-    def __init__(self, forward: Callable[..., Any], count: int, uncut: Collection[str]):
-        if isinstance(count, bool) or not isinstance(count, int) or count < 1:
-            raise ChainError(f"microbatches must be a number of parts, 1 or more, not {count!r}.")
-        if isinstance(uncut, str):
-            raise TypeError(f"uncut is a list of names: uncut=[{uncut!r}].")
-        parameters = inspect.signature(forward).parameters.values()
-        named = [p for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
-        self._positional = [p.name for p in named if p.kind != p.KEYWORD_ONLY]
-        self._count, self._uncut = count, uncut
-        if wrong := set(uncut) - {p.name for p in named}:
-            there = ", ".join(p.name for p in named)
-            raise ChainError(f"uncut names {min(wrong)!r}, but the model's forward has {there}.")
-
-    def __call__(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[BatchPart]:
-        """Return the microbatches; single samples if there are fewer samples than microbatches.
-
-        Raises:
-            ChainError: the tensors have no common first dimension, or the model mixes samples.
-        """
-        if self._count == 1:
-            return [BatchPart(args, kwargs)]
-        refuse_mixing(model)
-        # Arguments of *args have no names: they get their positions.
-        names = [*self._positional[: len(args)], *range(len(self._positional), len(args))]
-        given = dict(zip(names, args, strict=True)) | kwargs
-        cut = {name: value for name, value in given.items() if name not in self._uncut}
-        parts = [(given | part, samples) for part, samples in parts_of(cut, self._count)]
-        return [
-            BatchPart(tuple(part[n] for n in names), {n: part[n] for n in kwargs}, samples) for part, samples in parts
-        ]
+    if count == 1:
+        return [BatchPart(args, kwargs)]
+    refuse_mixing(model)
+    given = args, kwargs
+    tensors = tensors_in(given)
+    sizes = {tuple(t.shape[:1]) for t in tensors}
+    if len(sizes) != 1 or not next(iter(sizes)) or not len(tensors[0]):
+        shapes = ", ".join(str(tuple(t.shape)) for t in tensors) or "none at all"
+        raise ChainError(
+            f"microbatches={count} splits all input tensors of the model along their first dimension, which must be "
+            f"the batch, but their shapes are: {shapes}. Make buffers of tensors for all samples, such as masks, or "
+            "leave microbatches out."
+        )
+    parts = [t.tensor_split(min(count, len(t))) for t in tensors]
+    return [
+        BatchPart(*replaced(given, {id(t): part for t, part in zip(tensors, column, strict=True)}), len(column[0]))
+        for column in zip(*parts, strict=True)
+    ]
 
 
 def refuse_mixing(model: nn.Module) -> None:
@@ -81,24 +61,6 @@ def refuse_mixing(model: nn.Module) -> None:
                 f"{path} is a {type(module).__name__} in training, whose statistics would be of a microbatch only. "
                 "Call eval() on it, use another normalization, or leave microbatches out."
             )
-
-
-def parts_of(given: dict[Any, Any], count: int) -> list[tuple[dict[Any, Any], int]]:
-    """Return ``count`` parts of ``given``, with a slice of each of its tensors, and the number of samples of each."""
-    tensors = tensors_in(given)
-    sizes = {tuple(t.shape[:1]) for t in tensors}
-    if len(sizes) != 1 or not next(iter(sizes)) or not len(tensors[0]):
-        shapes = ", ".join(str(tuple(t.shape)) for t in tensors) or "none at all"
-        raise ChainError(
-            f"microbatches={count} splits all input tensors of the model along their first dimension, which must be "
-            f"the batch, but their shapes are: {shapes}. Name the arguments that must not be split, uncut=['mask'], or "
-            "leave microbatches out."
-        )
-    parts = [t.tensor_split(min(count, len(t))) for t in tensors]
-    return [
-        (replaced(given, {id(t): part for t, part in zip(tensors, column, strict=True)}), len(column[0]))
-        for column in zip(*parts, strict=True)
-    ]
 
 
 def joined(given: Sequence[BatchPart], parts: Sequence[Any]) -> Any:

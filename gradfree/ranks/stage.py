@@ -19,7 +19,7 @@ from gradfree.engines.discovery import Chains, validate
 from gradfree.engines.engine import Engine
 from gradfree.errors import BETWEEN, ChainError
 from gradfree.ranks.messages import Messages, group_of
-from gradfree.ranks.microbatches import Cutter, joined
+from gradfree.ranks.microbatches import cut, joined
 from gradfree.ranks.model_part import ModelPart
 from gradfree.ranks.on_rank import OnRank
 from gradfree.ranks.outputs import compare_loss, share_outputs
@@ -40,7 +40,6 @@ def layer_parallel(
     costs: Sequence[float] | None = None,
     residual: float | None = None,
     microbatches: int = 1,
-    uncut: Sequence[str] = (),
     **options: Any,
 ) -> Stage:
     """Split ``model`` across ranks: each rank keeps one run of blocks; the first and last also the modules around them.
@@ -61,7 +60,6 @@ def layer_parallel(
         microbatches: m, the number of parts that each batch is split into, along the first dimension of the model's
             input tensors. Ranks work on them at the same time, so that a forward pass takes (n + m - 1) / (n m) of the
             time of one process. A batch of fewer than m samples is split into single samples.
-        uncut: the names of arguments of the model's ``forward`` that are not split, such as a mask for all samples.
         **options: the engine's options, if it is given by name.
 
     Returns:
@@ -73,14 +71,14 @@ def layer_parallel(
     if stage_of(model) is not None:
         raise ChainError("the model is split across ranks already: call layer_parallel once for each model.")
     group = group_of(mesh)
-    cutter = Cutter(model.forward, microbatches, uncut)
+    if isinstance(microbatches, bool) or not isinstance(microbatches, int) or microbatches < 1:
+        raise ChainError(f"microbatches must be a number of parts, 1 or more, not {microbatches!r}.")
     messages = Messages(group)
     solver = resolve_engine(engine, options)
     site = _site(model, solver, chains, residual, messages.count)
     placement = place(model, site, messages.count, costs)
-    chosen = {"the engine": repr(solver), "microbatches": microbatches, "uncut": sorted(uncut)}
-    messages.agree(chosen | _facts(model, placement))
-    return Stage(model, solver, placement, messages, residual, cutter)
+    messages.agree({"the engine": repr(solver), "microbatches": microbatches} | _facts(model, placement))
+    return Stage(model, solver, placement, messages, residual, microbatches)
 
 
 def stage_of(model: nn.Module) -> Stage | None:
@@ -105,12 +103,12 @@ class Stage(ModelPart):
         placement: Placement,
         messages: Messages,
         residual: float | None,
-        cutter: Cutter,
+        microbatches: int,
     ):
         blocks = [model.get_submodule(path) for path in placement.blocks]
         self._ports = [port_of(block) for block in blocks]
         super().__init__(model, placement, messages)
-        self._cutter, self._passes = cutter, WeakTensorKeyDictionary()
+        self._microbatches, self._passes = microbatches, WeakTensorKeyDictionary()
         name = f"{self.run[0]} to {self.run[-1]}, of rank {messages.position}"
         on_rank = OnRank(engine=engine, name=name, messages=messages, passes=self._passes)
         self.handle = on_rank.attach(model, [self.run], residual=residual)
@@ -137,7 +135,7 @@ class Stage(ModelPart):
         self.messages.settle()
         passes = [self._new_pass()]
         try:
-            parts = self._cutter(self.model, args, kwargs)
+            parts = cut(self.model, args, kwargs, self._microbatches)
             passes += [self._new_pass() for _ in parts[1:]]
             outs = [self._run(one, part.args, part.kwargs) for one, part in zip(passes, parts, strict=True)]
             sent = [one.sent() for one in passes]

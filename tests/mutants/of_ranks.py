@@ -41,6 +41,6 @@ MUTANTS = (
     mutant(
         "a model that mixes samples is cut into microbatches",
         "ranks/test_microbatches.py",
-        ("gradfree/ranks/microbatches.py", "        refuse_mixing(model)\n", ""),
+        ("gradfree/ranks/microbatches.py", "    refuse_mixing(model)\n", ""),
     ),
 )

@@ -66,29 +66,8 @@ def test_outputs_without_the_batch_dimension_are_refused(behind, message):
 
 @pytest.mark.parametrize("scale", [torch.ones(6), torch.ones(()), torch.ones(1, 6)])
 def test_inputs_without_the_batch_dimension_are_refused(scale):
-    with pytest.raises(ChainError, match=r"their shapes are: \(4, 6\), .*\. Name the arguments that .* uncut="):
+    with pytest.raises(ChainError, match=r"their shapes are: \(4, 6\), .*\. Make buffers of tensors for"):
         parallel(Around(lambda out: out), 2)(torch.randn(4, 6), scale=scale)
-
-
-@pytest.mark.parametrize("by_keyword", [True, False])
-@pytest.mark.parametrize("count", [6, 4])
-def test_arguments_named_in_uncut_are_not_split(by_keyword, count):
-    """A tensor for all samples, also if its first dimension equals the batch size by chance."""
-    torch.manual_seed(0)
-    model, x, scale = Around(lambda out: out), torch.randn(count, 6), torch.randn(6)
-    expected = model(x, scale)
-    parts = parallel(model, 3, uncut=["scale"])
-    torch.testing.assert_close(parts(x, scale=scale) if by_keyword else parts(x, scale), expected)
-
-
-def test_unknown_names_in_uncut_are_refused():
-    with pytest.raises(ChainError, match=r"uncut names 'mask', but the model's forward has x, scale\."):
-        parallel(Around(lambda out: out), 2, uncut=["mask"])
-
-
-def test_a_string_as_uncut_is_refused():
-    with pytest.raises(TypeError, match=r"uncut is a list of names: uncut=\['scale'\]"):
-        parallel(Around(lambda out: out), 2, uncut="scale")
 
 
 def test_batch_normalization_is_refused_in_training_only():
