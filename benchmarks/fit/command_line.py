@@ -1,4 +1,4 @@
-"""LightningCLI with our strategies, checkpoints that resume bit by bit, and one-line error messages."""
+"""LightningCLI with our strategies, checkpoints that resume, and one-line error messages."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from lightning.pytorch.strategies import StrategyRegistry
 
 from gradfree import ChainError
 from gradfree.cli import UsageError
-from gradfree.lightning import RandomStates
 from gradfree.wording import no_such
 
 _HELP = """Train a LightningModule of yours, with any engine as its strategy; docs/guides/fit.md has a whole example.
@@ -57,7 +56,6 @@ def run(command: str, arguments: Sequence[str]) -> None:
     try:
         _CLI(
             args=[command, *arguments],
-            trainer_defaults={"callbacks": [RandomStates()]},
             save_config_kwargs={"overwrite": True},
             parser_kwargs={"prog": "gradfree", "exit_on_error": False, command: {"description": _HELP}},
         )

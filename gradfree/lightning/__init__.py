@@ -16,7 +16,6 @@ with needs_extra("lightning"):
     from gradfree.lightning.callbacks import EngineFigures, GradientFidelity
     from gradfree.lightning.engine_mixins import with_engine
     from gradfree.lightning.layer_parallel import LayerParallelStrategy
-    from gradfree.lightning.resuming import RandomStates
     from gradfree.lightning.strategies import register_engines
 
 EngineStrategy = with_engine(SingleDeviceStrategy)
@@ -43,6 +42,7 @@ def engine_strategy(engine: str | Engine, base: type = SingleDeviceStrategy, **o
 _GONE = {
     "Classifier": "docs/guides/fit.md has a LightningModule of your own",
     "LanguageModel": "a LightningModule of your own takes ten lines",
+    "RandomStates": "with dropout, a resumed run draws other masks",
     "ResumableLoader": "save checkpoints at the end of epochs, and use a DataLoader",
     "WatchGradient": "docs/guides/watching.md has a callback of ten lines",
 }
@@ -63,6 +63,5 @@ __all__ = [
     "EngineStrategy",
     "GradientFidelity",
     "LayerParallelStrategy",
-    "RandomStates",
     "engine_strategy",
 ]
