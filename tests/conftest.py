@@ -8,7 +8,7 @@ import torch
 
 from gradfree.devices.hardware import without_tf32
 
-pytest_plugins = ["gradfree.testing.device", "pytester"]
+pytest_plugins = ["pytester"]
 
 # The tensors are tiny, and threads that wait for each other make a busy machine crawl.
 torch.set_num_threads(1)
@@ -21,11 +21,11 @@ gc.disable()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Take the number of random programs that the slow tests try (``tests/depth/programs``)."""
+    """Take a device, and the number of random programs that the slow tests try (``tests/depth/programs``)."""
+    parser.addoption("--device", default="cpu", help="the device of the tests' models and batches, by default cpu")
     parser.addoption("--programs", type=int, default=300, help="how many random programs to try against autograd")
 
 
-@pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
     """Build the device that only these tests have, if it is asked for."""
     if config.getoption("device") == pretend_device.NAME:
@@ -33,6 +33,12 @@ def pytest_configure(config: pytest.Config) -> None:
             pretend_device.register()
         except RuntimeError as error:
             raise pytest.UsageError(str(error)) from error
+
+
+@pytest.fixture
+def device(request: pytest.FixtureRequest) -> str:
+    """The device of ``--device``."""
+    return str(request.config.getoption("device"))
 
 
 @pytest.fixture(autouse=True)

@@ -73,12 +73,3 @@ def test_only_one_file_names_device_types():
     files = {file for folder in folders for file in folder.rglob("*.py") if "benchmarks" not in file.parts}
     naming = {file.name for file in files if names.search(file.read_text(encoding="utf-8"))}
     assert naming == {"hardware.py", "triton_scan.py"}
-
-
-@pytest.mark.parametrize(("given", "message"), [("abacus", "Expected one of cpu, cuda"), ("cuda:99", "")])
-def test_an_absent_device_is_refused_in_one_line(given, message, pytester):
-    pytester.makepyfile("def test_none():\n    raise RuntimeError\n")
-    done = pytester.runpytest_inprocess("-q", "-p", "gradfree.testing.device", "--device", given)
-    (line,) = filter(None, done.errlines)
-    assert done.ret == pytest.ExitCode.USAGE_ERROR
-    assert line.startswith(f"ERROR: --device {given} is not there: {message}")

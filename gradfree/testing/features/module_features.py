@@ -34,25 +34,6 @@ def frozen(engine: Engine, case: ModelCase) -> None:
             assert_equal_gradients(specimen.gradients(), kept)
 
 
-@feature("a frozen beginning", families=(RESIDUAL, LAYERS), repeats=True)
-def frozen_beginning(engine: Engine, case: ModelCase) -> None:
-    """The rest trains as a chain of its own behind a fixed network."""
-    with attached(engine, case) as specimen:
-        first = list(specimen.chain.children())[:2]
-        for part in (specimen.model.stem, *first):
-            part.requires_grad_(False)
-        actual = specimen.gradients()
-    rest = Specimen(case)
-    for name in list(rest.chain._modules)[:2]:
-        del rest.chain._modules[name]
-    fed = rest.model.stem
-    rest.model.stem = nn.Sequential(fed, *first).requires_grad_(False)
-    with engine.attach(rest.model, rest.chains):
-        expected = rest.gradients()
-    trained = {name: g for name, g in actual.items() if g is not None}
-    assert_equal_gradients(trained, {name: g for name, g in expected.items() if g is not None})
-
-
 @feature("unused parameters")
 def unused(engine: Engine, case: ModelCase) -> None:
     """A parameter that no loss depends on gets no gradient, and the others the same as ever."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import warnings
 
 import torch
 from torch import Tensor, nn
@@ -166,15 +165,6 @@ def parameter_hooks(engine: Engine, case: ModelCase) -> None:
     require(len(calls) == len(set(calls)), "a hook ran more than once")
     require(set(calls) == {name for name, g in expected.items() if g is not None}, "a hook did not run")
     assert_equal_gradients(actual, {name: None if g is None else 3.0 * g for name, g in expected.items()})
-
-
-@feature("anomaly detection")
-def anomaly(engine: Engine, case: ModelCase) -> None:
-    """``torch.autograd.detect_anomaly`` changes no gradient."""
-    with attached(engine, case) as specimen, torch.autograd.set_detect_anomaly(True), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # It tells where what is refused came from.
-        actual = specimen.gradients()
-    assert_equal_gradients(actual, reference(engine, case))
 
 
 @feature("no_grad and inference_mode")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import pickle
 from contextlib import nullcontext
-from dataclasses import fields
 from typing import Any
 
 import torch
@@ -137,22 +136,6 @@ def check_is_a_value(engine: Engine) -> None:
         pass
     else:
         raise AssertionError("the engine can be changed: make it a frozen dataclass")
-
-
-def check_names_its_options(engine: Engine) -> None:
-    """Check that an unknown option is refused, and the known ones named.
-
-    Raises:
-        AssertionError: it is not.
-    """
-    try:
-        type(engine)(no_such_option=1)
-    except TypeError as error:
-        message = str(error)
-    else:
-        raise AssertionError("an unknown option is not refused")
-    for option in ("no_such_option", *(f.name for f in fields(engine))):
-        require(option in message, f"the message does not name {option!r}: {message}")
 
 
 def within(engine: Engine, tolerance: float) -> float:
