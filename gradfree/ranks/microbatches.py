@@ -46,11 +46,12 @@ def cut(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], count: 
             f"the batch, but their shapes are: {shapes}. Make buffers of tensors for all samples, such as masks, or "
             "leave microbatches out."
         )
-    parts = [t.tensor_split(min(count, len(t))) for t in tensors]
-    return [
-        BatchPart(*replaced(given, {id(t): part for t, part in zip(tensors, column, strict=True)}), len(column[0]))
-        for column in zip(*parts, strict=True)
+    columns = zip(*(t.tensor_split(min(count, len(t))) for t in tensors), strict=True)
+    parts = [
+        (replaced(given, {id(t): part for t, part in zip(tensors, column, strict=True)}), len(column[0]))
+        for column in columns
     ]
+    return [BatchPart(own_args, own_kwargs, samples) for (own_args, own_kwargs), samples in parts]
 
 
 def refuse_mixing(model: nn.Module) -> None:
