@@ -36,11 +36,6 @@ def _unsolved(site: Site) -> dict[str, nn.Module]:
 def bypass_message(site: Site, paths: Sequence[str]) -> str:
     """Return the warning: which blocks of ``site`` bypass the engine, and what to do."""
     which = f"{len(paths)} of its {len(site.blocks)} blocks ({paths[0]}, ...)" if len(paths) > 1 else f"{paths[0]!r}"
-    if reason := next((site.splits[path] for path in paths if path in site.splits), None):
-        return (
-            f"the engine on {site.path!r} has never run for {which}: {reason}. Their gradients are exact, but from "
-            "autograd. Leave the chain out, chains=[...], or change that."
-        )
     return (
         f"the engine on {site.path!r} has never run for {which}, but their parameters have gradients from autograd. "
         "The model bypasses the engine: it runs layers of a block by themselves, or a forward without hooks. Call "

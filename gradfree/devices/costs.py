@@ -33,24 +33,16 @@ _PERSISTENT_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
 class StepCost(NamedTuple):
-    """The time of one step of a recurrence, in units of the start-up time of a step in segments.
+    """The time of one step of a recurrence, in units of its start-up time.
 
     Attributes:
         free: the number of rows whose work takes one unit.
-        start: the start-up time of a step of the sequential call.
-        row: the sequential call's time for a row; ``None`` if as in segments.
     """
 
     free: float
-    start: float = 1.0
-    row: float | None = None
 
-    def sequential(self, batch: int) -> float:
-        """Return the time of a step of the sequential call."""
-        return self.start + batch * (1 / self.free if self.row is None else self.row)
-
-    def segments(self, rows: int) -> float:
-        """Return the time of a step of all segments, which have ``rows`` rows together."""
+    def step(self, rows: int) -> float:
+        """Return the time of a step of the sequential call, or of all segments, which have ``rows`` rows together."""
         return 1 + rows / self.free
 
 
@@ -78,19 +70,13 @@ def kernel_cost(like: Tensor, kind: str) -> StepCost:
         like: a state, (B, H), not read.
         kind: the torch cell.
     """
-    batch, units = like.shape
     if _runs_onednn(like, kind):
         return _ONEDNN
-    usual = step_cost(like.device, units, known=True)
-    if not runs_cudnn(like.device) or like.dtype not in _PERSISTENT_DTYPES:
-        return usual
-    if units <= _PERSISTENT_UNITS:
+    units = like.shape[1]
+    if runs_cudnn(like.device) and like.dtype in _PERSISTENT_DTYPES and units <= _PERSISTENT_UNITS:
         # 0.6 µs for a step of 64 units and about 0.01 µs for each row, also in segments.
         return StepCost(64.0)
-    if kind == "LSTM" and like.dtype is torch.float16 and units % 128 == 0 and batch % 8 == 0 and batch <= 128:
-        # 2 µs for a step, by a kernel that supports no larger batch.
-        return StepCost(usual.free, start=0.2)
-    return usual
+    return step_cost(like.device, units, known=True)
 
 
 def _runs_onednn(like: Tensor, kind: str) -> bool:
@@ -112,7 +98,7 @@ def segments_pay(length: int, batch: int, cost: StepCost, burn: int) -> bool:
     if length < 4 * burn or cost is _ONEDNN:
         return False
     count = best_count(length, batch, cost, burn)
-    return _MIN_GAIN * _segmented_cost(length, batch, cost, count, burn) < length * cost.sequential(batch)
+    return _MIN_GAIN * _segmented_cost(length, batch, cost, count, burn) < length * cost.step(batch)
 
 
 @cache
@@ -138,12 +124,12 @@ def best_count(length: int, batch: int, cost: StepCost, burn: int) -> int:
 
 def break_even_sweeps(count: int, batch: int, cost: StepCost) -> float:
     """Return how many sweeps over ``count`` segments take as long as one sequential call."""
-    return count * cost.sequential(batch) / cost.segments(count * batch)
+    return count * cost.step(batch) / cost.step(count * batch)
 
 
 def _segmented_cost(length: int, batch: int, cost: StepCost, count: int, burn: int) -> float:
     """Return the time of a burn-in, one run of the segments and the remaining steps."""
-    return (length // count + burn) * cost.segments(count * batch) + length % count * cost.sequential(batch)
+    return (length // count + burn) * cost.step(count * batch) + length % count * cost.step(batch)
 
 
 def newton_break_even_sweeps(length: int, like: Tensor, kind: str) -> int:
@@ -158,7 +144,7 @@ def newton_break_even_sweeps(length: int, like: Tensor, kind: str) -> int:
     cost = (
         _ONEDNN if kind == "LSTM" and like.device.type == "cpu" else step_cost(like.device, units, is_torch_cell(kind))
     )
-    worth = int(length * cost.sequential(batch) / (_SWEEP_START + _SWEEP_ROW * length * batch / cost.free))
+    worth = int(length * cost.step(batch) / (_SWEEP_START + _SWEEP_ROW * length * batch / cost.free))
     return worth if worth >= (_FEWEST_EXACT if kind == "separate units" else _FEWEST) else 0
 
 

@@ -12,9 +12,8 @@ from torch import nn
 from gradfree.chains.kinds import known_kinds
 from gradfree.chains.refusals import attached
 from gradfree.chains.report import Report, path_name
-from gradfree.chains.site import Site, enclosing
+from gradfree.chains.site import Site
 from gradfree.time.cell_layer import CellLayer, ElementwiseCell
-from gradfree.torchside.private import is_compiled
 from gradfree.wording import did_you_mean
 
 Kinds = Sequence[type[Site]]
@@ -36,10 +35,8 @@ def validate(model: nn.Module, chains: Chains | None, kinds: Kinds, left: Kinds 
         kinds: the kinds of chains that the engine solves.
         left: the kinds that it leaves to autograd. They may be named, and a model may have only chains of these kinds.
     """
-    if isinstance(chains, str):
-        return Report(problems=[f"chains must be a list of module paths: chains=[{chains!r}]."])
-    if given := _not_paths(chains):
-        return Report(problems=[f"chains must be a list of module paths, chains=['blocks'], not of {given}."])
+    if chains is not None and not _names_modules(chains):
+        return Report(problems=[f"chains must be a list of module paths, chains=['blocks'], not {chains!r:.80}."])
     if isinstance(model, torch.jit.ScriptModule):
         return Report(problems=["the model is scripted, which hides its blocks from Python. Use the eager module."])
     modules = dict(model.named_modules(remove_duplicate=False))
@@ -82,22 +79,10 @@ def alternatives(model: nn.Module, chains: Chains | None, kinds: Kinds) -> Itera
         yield f"for {', '.join(map(repr, found.chains))} there are the engines {', '.join(first)} and {last}."
 
 
-def compiled_around_blocks(model: nn.Module, site: Site) -> str | None:
-    """Return the name, for messages, of a compiled module that contains whole blocks of a chain in depth."""
-    if site.dimension == "depth":
-        around = {"", *(outer for path in site.blocks for outer in enclosing(path))}
-        for where, module in model.named_modules():
-            if where in around and is_compiled(module):
-                return path_name(where)
-    return None
-
-
-def _not_paths(chains: Any) -> str:
-    """Return, for messages, the type of something in ``chains`` that is not a path; "" if all are paths."""
-    if chains is not None and not isinstance(chains, Sequence):
-        return type(chains).__name__
-    rows = [[row] if isinstance(row, str) or not isinstance(row, Sequence) else row for row in chains or ()]
-    return next((type(path).__name__ for row in rows for path in row if not isinstance(path, str)), "")
+def _names_modules(chains: Any) -> bool:
+    """Return whether ``chains`` is a list of paths, or of lists of paths."""
+    rows = [[row] if isinstance(row, str) else row for row in chains] if isinstance(chains, list | tuple) else [None]
+    return all(isinstance(row, list | tuple) and all(isinstance(path, str) for path in row) for row in rows)
 
 
 def _kind(module: nn.Module, kinds: Kinds) -> type[Site] | None:

@@ -22,7 +22,7 @@ from gradfree.chains.neighbors import Neighbors
 from gradfree.chains.report import Report
 from gradfree.chains.site import Removable, Site
 from gradfree.chains.solving import Attachment
-from gradfree.engines.discovery import Chains, alternatives, compiled_around_blocks, validate
+from gradfree.engines.discovery import Chains, alternatives, validate
 from gradfree.errors import ChainError
 from gradfree.torchside.optimizer_steps import AfterStep, StepCounter
 from gradfree.torchside.unsaved import unsaved_hooks
@@ -191,13 +191,6 @@ class Engine(Solver):
             "Use the engine 'fixed_point', 'truncated' or 'dsf', or leave the chain out: chains=[...]."
             for path, site in report.chains.items()
             if not site.has_residual
-        ]
-        problems += [
-            f"{where} is compiled, which hides the residual path of the blocks in {path!r} that "
-            f"{type(self).__name__} needs. Compile modules inside the blocks instead, declare the path, "
-            "attach(..., residual=1.0), or use the engine 'fixed_point' or 'truncated'."
-            for path, site in report.chains.items()
-            if site.declared is None and (where := compiled_around_blocks(model, site))
         ]
         return Report(report.chains, [*report.problems, *problems])
 

@@ -10,13 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
-from torch.utils.hooks import RemovableHandle
 
 AfterStep = Callable[[Mapping[str, nn.Module], int], None]
 """Called with modules by path, and the number of steps that an optimizer has taken with their parameters."""
-
-_ended: list[RemovableHandle] = []
-"""Hooks of counters whose modules are gone. This is noticed in a hook, where no hook may be removed."""
 
 
 class StepCounter:
@@ -46,8 +42,6 @@ class StepCounter:
         self._memory = {} if memory is None else memory
         self._first_only = first_only
         self._first: Callable[[], Optimizer | None] = _none
-        while _ended:
-            _ended.pop().remove()
         self._handle = register_optimizer_step_post_hook(self._after_step)
 
     def remove(self) -> None:
@@ -58,7 +52,6 @@ class StepCounter:
         blocks = {path: block for path, ref in self._blocks.items() if (block := ref()) is not None}
         if self._callback is None or len(blocks) < len(self._blocks):
             self._blocks, self._modules, self._memory, self._callback = {}, [], {}, None
-            _ended.append(self._handle)
             return
         # This also runs for optimizers of other models: walking through all modules would cost them 0.1 ms a step.
         modules = [module for ref in self._modules if (module := ref()) is not None]

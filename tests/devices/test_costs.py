@@ -20,8 +20,6 @@ def _cudnn(monkeypatch):
         ("GRU", (1, 16384, 512), torch.float32, True),
         ("GRU", (8, 4096, 256), torch.float32, True),
         ("LSTM", (256, 1024, 64), torch.float32, False),
-        ("LSTM", (16, 1024, 768), torch.float16, False),
-        ("LSTM", (17, 1024, 768), torch.float16, True),
     ],
 )
 def test_segments_pay_only_where_cudnn_leaves_capacity_unused(kind, shape, dtype, pays):
