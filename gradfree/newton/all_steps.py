@@ -89,12 +89,11 @@ class _TorchCellSteps(AllSteps):
             if self.jacobian == "gate":
                 # The gates carry only the error of c, which is zero.
                 return (h, lstm.c), None
-            blocks = LinearisedLSTM(lstm, self.first[1]).unit_blocks(self.weight)
-            return (h, lstm.c), clamped(blocks)
+            return (h, lstm.c), clamped(LinearisedLSTM(lstm, self.first[1], self.weight).unit_blocks(carried=False))
 
         def run(steps: slice) -> tuple[Guess, Blocks]:
             h, cell = self._linearised(self.p[steps], before[steps])
-            return (h,), cell.unit_blocks(None if self.jacobian == "gate" else self.weight)
+            return (h,), cell.unit_blocks(self.jacobian == "gate")
 
         after, blocks = _in_chunks(run, before)
         return after, clamped(blocks)
@@ -105,10 +104,10 @@ class _TorchCellSteps(AllSteps):
         if self.recurrence.mode == "GRU":
             gates = recompute_gates(p.clone(), q)
             h = torch.lerp(gates.new, before, gates.reset_update[..., before.shape[-1] :])
-            return h, LinearisedGRU(gates, before, buffer=q)
+            return h, LinearisedGRU(gates, before, self.weight, buffer=q)
         relu = self.recurrence.mode == "RNN_RELU"
         h = torch.relu(p + q) if relu else torch.tanh(p + q)
-        return h, LinearisedRNN(h, relu)
+        return h, LinearisedRNN(h, relu, self.weight)
 
 
 class _ElementwiseSteps(AllSteps):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -19,7 +18,7 @@ from gradfree.time.time_chain import Links, SplitJacobian, TimeChain
 
 
 class CellChain(TimeChain):
-    """The chain of one layer and direction of ``nn.RNN``, ``nn.GRU`` or ``nn.LSTM``, or of their single-step cells.
+    """The chain of one layer and direction of ``nn.RNN``, ``nn.GRU`` or ``nn.LSTM``.
 
     Args:
         mode: the cell, "RNN_TANH", "RNN_RELU", "GRU" or "LSTM".
@@ -73,24 +72,24 @@ class CellChain(TimeChain):
 
     def unit_blocks(self, carried: bool) -> Blocks:
         """Return the Jacobians of the gates and, without ``carried``, of the path through the diagonals of W_hh."""
-        return self.cell.unit_blocks(None if carried else self.parameters[1])
+        return self.cell.unit_blocks(carried)
 
     def jacobians(self) -> Tensor:
         """Return F_2 to F_T of every sequence, (T - 1, B, H, H); for LSTM of h and c concatenated."""
-        return self.cell.jacobians(self.parameters[1], _LATER)
+        return self.cell.jacobians(_LATER)
 
     def backpropagate(self, direct: State) -> ChainGradients:
         """Return the exact gradients: δ step by step, everything else at once."""
-        return self.gradients(self.cell.unroll(direct, self.parameters[1]))
+        return self.gradients(self.cell.unroll(direct))
 
     def rearranged(self, change: Callable[[Tensor], Tensor]) -> Links:
         """Return the links in another order."""
-        return _ClosedFormLinks(self.cell.rearranged(change), self.parameters[1])
+        return self.cell.rearranged(change)
 
     def gradients(self, delta: State) -> ChainGradients:
         """Return δ_t ∂f_t/∂θ summed over t, the inputs' gradients, and those of the initial state."""
         self.record_delta(delta)
-        initial = self.cell.initial_cotangent(delta, self.parameters[1])
+        initial = tuple(self.cell.initial_cotangent(delta))
         # The cached Jacobians are overwritten, so the cache is dropped: a later access recomputes them.
         cell = vars(self).pop("cell")
         hidden = cell.hidden_cotangent_inplace(delta)
@@ -103,24 +102,7 @@ class CellChain(TimeChain):
         b_ih = fed.sum((0, 1)) if of_b_ih else None
         inputs = [fed @ self.parameters[0] if of_x else None]
         parameters = [w_ih, w_hh, b_ih, b_hh][: len(self.parameters)]
-        return ChainGradients(tuple(None if g is None else g[0] for g in initial), inputs, parameters)
-
-
-@dataclass(frozen=True)
-class _ClosedFormLinks:
-    """The :class:`Links` of a cell in closed form."""
-
-    cell: Linearised
-    weight: Tensor
-
-    def unroll(self, direct: State, entering: Sequence[Tensor] | None = None) -> State:
-        return self.cell.unroll(direct, self.weight, entering)
-
-    def initial_cotangent(self, delta: State) -> Sequence[Tensor]:
-        return [part[0] for part in self.cell.initial_cotangent(delta, self.weight)]
-
-    def gate_products(self) -> Sequence[Factor]:
-        return [d.prod(0) if isinstance(d, Tensor) else d for d in self.cell.diagonal]
+        return ChainGradients(initial, inputs, parameters)
 
 
 def _product(cotangent: Tensor, x: Tensor) -> Tensor:

@@ -33,10 +33,17 @@ ALL = slice(None)
 
 
 class Linearised(ABC):
-    """The Jacobians of all steps of one layer."""
+    """The Jacobians of all steps of one layer: its :class:`~gradfree.time.time_chain.Links`.
+
+    Args:
+        weight: W_hh.
+    """
 
     links: tuple[str, ...]
     """The names of the attributes that, with W_hh, define F_t: tensors (T, B, ...)."""
+
+    def __init__(self, weight: Tensor):
+        self.weight = weight
 
     @property
     @abstractmethod
@@ -50,15 +57,19 @@ class Linearised(ABC):
             setattr(other, name, change(getattr(self, name)))
         return other
 
-    def initial_cotangent(self, delta: State, weight: Tensor) -> State:
-        """Return δ_1 F_1, (1, B, H) for each part; ``weight`` is W_hh."""
+    def initial_cotangent(self, delta: State) -> Sequence[Tensor]:
+        """Return δ_1 F_1, part by part, (B, H)."""
         first = slice(0, 1)
         parts = list(self.cross_terms(delta, first))
         for n, (part, d) in enumerate(zip(delta, self.diagonal, strict=True)):
             own = None if part is None else part[first]
             parts[n] = plus(parts[n], times(own, d[first] if isinstance(d, Tensor) else d))
-        parts[0] = plus(self.hidden_cotangent(delta, first) @ weight, parts[0])
-        return tuple(parts)
+        parts[0] = plus(self.hidden_cotangent(delta, first) @ self.weight, parts[0])
+        return [part[0] for part in parts]
+
+    def gate_products(self) -> Sequence[Factor]:
+        """Return the products of the gates' diagonals over all steps, part by part, (B, H) or 0.0."""
+        return [d.prod(0) if isinstance(d, Tensor) else d for d in self.diagonal]
 
     @abstractmethod
     def hidden_cotangent(self, delta: State, steps: slice = ALL) -> Tensor:
@@ -77,20 +88,19 @@ class Linearised(ABC):
         return (None,) * len(self.diagonal)
 
     @abstractmethod
-    def unit_blocks(self, weight: Tensor | None) -> Blocks:
-        """Return the unit-by-unit Jacobians: from the gates and, given W_hh as ``weight``, from its diagonals."""
+    def unit_blocks(self, carried: bool) -> Blocks:
+        """Return the unit-by-unit Jacobians: from the gates and, without ``carried``, from the diagonals of W_hh."""
 
     @abstractmethod
-    def jacobians(self, weight: Tensor, steps: slice) -> Tensor:
-        """Return F_t at ``steps``, (·, B, H, H) for row vectors δ_t, all parts concatenated; ``weight`` is W_hh."""
+    def jacobians(self, steps: slice) -> Tensor:
+        """Return F_t at ``steps``, (·, B, H, H) for row vectors δ_t, all parts concatenated."""
 
     @abstractmethod
-    def unroll(self, direct: State, weight: Tensor, entering: Sequence[Tensor] | None = None) -> State:
+    def unroll(self, direct: State, entering: Sequence[Tensor] | None = None) -> State:
         """Return the exact δ_t = e_t + δ_{t+1} F_{t+1}, step by step, for any number of batch dimensions.
 
         Args:
             direct: e, part by part.
-            weight: W_hh.
             entering: the cotangent that enters the last step, part by part. ``None``: zero.
         """
 
@@ -101,7 +111,8 @@ class LinearisedRNN(Linearised):
     links = ("slope",)
     diagonal = (0.0,)
 
-    def __init__(self, h: Tensor, relu: bool):
+    def __init__(self, h: Tensor, relu: bool, weight: Tensor):
+        super().__init__(weight)
         self.slope = (h > 0).to(h.dtype) if relu else 1 - h * h
 
     def hidden_cotangent(self, delta: State, steps: slice = ALL) -> Tensor:
@@ -112,20 +123,20 @@ class LinearisedRNN(Linearised):
         """Return δ ⊙ φ' in the memory of φ'."""
         return self.slope.mul_(delta[0])
 
-    def unit_blocks(self, weight: Tensor | None) -> Blocks:
+    def unit_blocks(self, carried: bool) -> Blocks:
         """Return diag(φ') diag(W_hh)."""
-        return [[None if weight is None else self.slope * weight.diagonal()]]
+        return [[None if carried else self.slope * self.weight.diagonal()]]
 
-    def jacobians(self, weight: Tensor, steps: slice) -> Tensor:
+    def jacobians(self, steps: slice) -> Tensor:
         """Return diag(φ') W_hh."""
-        return _at_least_float32(self.slope[steps]).unsqueeze(-1) * weight
+        return _at_least_float32(self.slope[steps]).unsqueeze(-1) * self.weight
 
-    def unroll(self, direct: State, weight: Tensor, entering: Sequence[Tensor] | None = None) -> State:
+    def unroll(self, direct: State, entering: Sequence[Tensor] | None = None) -> State:
         """Return the exact δ."""
         delta = _with_entering(direct[0].clone(), entering, 0)
         steps, slopes = delta.unbind(0), self.slope.unbind(0)
         for t in range(len(steps) - 1, 0, -1):
-            _add_product(steps[t - 1], steps[t] * slopes[t], weight)
+            _add_product(steps[t - 1], steps[t] * slopes[t], self.weight)
         return (delta,)
 
 
@@ -134,8 +145,9 @@ class LinearisedGRU(Linearised):
 
     links = ("factors", "carry")
 
-    def __init__(self, gates: Gates, before: Tensor, buffer: Tensor | None = None):
+    def __init__(self, gates: Gates, before: Tensor, weight: Tensor, buffer: Tensor | None = None):
         """Linearise at ``before``, the states before all steps, in ``buffer`` (T, B, 3H), which may end in Q_n."""
+        super().__init__(weight)
         (r, z), n = gates.reset_update.chunk(2, -1), gates.new
         self.new = through_tanh(1 - z, n)
         # The cotangents of Q's three parts are δ times these factors.
@@ -165,17 +177,17 @@ class LinearisedGRU(Linearised):
         torch.mul(delta[0], self.new, out=hidden[..., -self.new.shape[-1] :])
         return hidden
 
-    def unit_blocks(self, weight: Tensor | None) -> Blocks:
+    def unit_blocks(self, carried: bool) -> Blocks:
         """Return diag(z), and the three factors times the diagonals."""
-        return [[self.carry if weight is None else self.carry + _sum_on_diagonals(self.factors, weight)]]
+        return [[self.carry if carried else self.carry + _sum_on_diagonals(self.factors, self.weight)]]
 
-    def jacobians(self, weight: Tensor, steps: slice) -> Tensor:
+    def jacobians(self, steps: slice) -> Tensor:
         """Return diag(z) + Σ diag(factor) W_hh over the three parts."""
-        jacobians = _sum_of_scaled(self.factors[steps], weight)
+        jacobians = _sum_of_scaled(self.factors[steps], self.weight)
         jacobians.diagonal(0, -2, -1).add_(self.carry[steps])
         return jacobians
 
-    def unroll(self, direct: State, weight: Tensor, entering: Sequence[Tensor] | None = None) -> State:
+    def unroll(self, direct: State, entering: Sequence[Tensor] | None = None) -> State:
         """Return the exact δ."""
         delta = torch.empty_like(direct[0])
         delta[-1] = direct[0][-1]
@@ -183,7 +195,7 @@ class LinearisedGRU(Linearised):
         e, steps, factors, z = (x.unbind(0) for x in (direct[0], delta, self.factors, self.carry))
         for t in range(len(steps) - 1, 0, -1):
             torch.addcmul(e[t - 1], steps[t], z[t], out=steps[t - 1])
-            _add_product(steps[t - 1], (factors[t] * steps[t].unsqueeze(-2)).flatten(-2), weight)
+            _add_product(steps[t - 1], (factors[t] * steps[t].unsqueeze(-2)).flatten(-2), self.weight)
         return (delta,)
 
 
@@ -192,7 +204,8 @@ class LinearisedLSTM(Linearised):
 
     links = ("factors", "out", "carry")
 
-    def __init__(self, gates: LSTMGates, c0: Tensor):
+    def __init__(self, gates: LSTMGates, c0: Tensor, weight: Tensor):
+        super().__init__(weight)
         i, f, g, o, c, tanh_c = gates
         before = torch.cat([c0.unsqueeze(0), c[:-1]])
         self.out = o * (1 - tanh_c * tanh_c)
@@ -223,19 +236,19 @@ class LinearisedLSTM(Linearised):
         """Return the VJP from h' to c: δ ⊙ o ⊙ (1 - tanh²c') ⊙ f."""
         return None, delta[0][steps] * self.out[steps] * self.carry[steps]
 
-    def unit_blocks(self, weight: Tensor | None) -> Blocks:
+    def unit_blocks(self, carried: bool) -> Blocks:
         """Return the derivatives of h' and c' with respect to c and, through the diagonals of W_hh, to h."""
         of_c = [self.out * self.carry, self.carry]
-        if weight is None:
+        if carried:
             return [[None, block] for block in of_c]
-        width = self.carry.shape[-1]
+        weight, width = self.weight, self.carry.shape[-1]
         c_h = _sum_on_diagonals(self.factors[..., :3, :], weight[: 3 * width])
         h_h = torch.addcmul(_sum_on_diagonals(self.factors[..., 3:, :], weight[3 * width :]), c_h, self.out)
         return [[h_h, of_c[0]], [c_h, of_c[1]]]
 
-    def jacobians(self, weight: Tensor, steps: slice) -> Tensor:
+    def jacobians(self, steps: slice) -> Tensor:
         """Return the Jacobians of h' and c' with respect to h, through the four factors, and to c, unit by unit."""
-        factors, out, f = self.factors[steps], self.out[steps], self.carry[steps]
+        factors, out, f, weight = self.factors[steps], self.out[steps], self.carry[steps], self.weight
         width = f.shape[-1]
         jacobians = _at_least_float32(f).new_zeros(*f.shape[:-1], 2 * width, 2 * width)
         (of_h_h, of_h_c), (of_c_h, of_c_c) = (rows.split(width, -1) for rows in jacobians.split(width, -2))
@@ -245,7 +258,7 @@ class LinearisedLSTM(Linearised):
         of_c_c.diagonal(0, -2, -1).copy_(f)
         return jacobians
 
-    def unroll(self, direct: State, weight: Tensor, entering: Sequence[Tensor] | None = None) -> State:
+    def unroll(self, direct: State, entering: Sequence[Tensor] | None = None) -> State:
         """Return the exact δ."""
         delta_h = _with_entering(direct[0].clone(), entering, 0)
         delta_c = _with_entering(torch.zeros_like(delta_h) if direct[1] is None else direct[1].clone(), entering, 1)
@@ -255,7 +268,7 @@ class LinearisedLSTM(Linearised):
             whole = torch.addcmul(cs[t], hs[t], outs[t])
             cs[t - 1].addcmul_(whole, fs[t])
             parts = torch.stack([whole, whole, whole, hs[t]], -2)
-            _add_product(hs[t - 1], (factors[t] * parts).flatten(-2), weight)
+            _add_product(hs[t - 1], (factors[t] * parts).flatten(-2), self.weight)
         return delta_h, delta_c
 
 
@@ -348,14 +361,14 @@ def linearise(
     gates: Gates | None,
 ) -> Linearised:
     """Return the Jacobians of all steps; arguments as in :class:`~gradfree.time.closed_chain.CellChain`."""
+    w_ih, w_hh, *biases = weights
     if mode.startswith("RNN"):
-        return LinearisedRNN(out, relu=mode == "RNN_RELU")
+        return LinearisedRNN(out, mode == "RNN_RELU", w_hh)
     before = torch.cat([first[0].unsqueeze(0), out[:-1]])
     if gates is not None:
-        return LinearisedGRU(gates, before)
-    w_ih, w_hh, *biases = weights
+        return LinearisedGRU(gates, before, w_hh)
     b_ih, b_hh = biases or (None, None)
     p, q = F.linear(x, w_ih, b_ih), F.linear(before, w_hh, b_hh)
     if mode == "GRU":
-        return LinearisedGRU(recompute_gates(p, q), before, buffer=q)
-    return LinearisedLSTM(lstm_gates(p + q, first[1]), first[1])
+        return LinearisedGRU(recompute_gates(p, q), before, w_hh, buffer=q)
+    return LinearisedLSTM(lstm_gates(p + q, first[1]), first[1], w_hh)
