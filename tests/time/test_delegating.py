@@ -31,10 +31,8 @@ class BurnIn(nn.LSTM):
 class Padded(nn.GRU):
     """Packs its input, as layers of forecasting packages do."""
 
-    def forward(self, x, hx=None, lengths=None):
-        if lengths is None:
-            return super().forward(x, hx)
-        out, final = super().forward(pack_padded_sequence(x, lengths, enforce_sorted=False), hx)
+    def forward(self, x, lengths):
+        out, final = super().forward(pack_padded_sequence(x, lengths, enforce_sorted=False))
         return pad_packed_sequence(out)[0], final
 
 
@@ -56,7 +54,6 @@ def gradients(layer, *args, **kwargs):
 CASES = {
     "a learned state and a burn-in": (lambda: BurnIn(3, 4), {"burn": 5}),
     "packed inside": (lambda: Inherited(3, 4), {"lengths": torch.tensor([40, 17])}),
-    "input passed unchanged": (lambda: Inherited(3, 4), {}),
 }
 
 
@@ -76,11 +73,11 @@ def test_the_engine_solves_the_super_call_of_a_subclass(engine, case):
 
 
 def test_a_subclass_can_be_copied_and_pickled_with_its_engine():
-    layer, x = Inherited(3, 4), torch.randn(40, 2, 3, requires_grad=True)
+    layer, x = BurnIn(3, 4), torch.randn(40, 2, 3, requires_grad=True)
     expected = gradients(layer, x)
     with gradfree.create_engine("backprop").attach(layer):
         for other in (copy.deepcopy(layer), pickle.loads(pickle.dumps(layer))):
-            assert type(other) is Inherited
+            assert type(other) is BurnIn
             assert off_by(gradients(other, x), expected) < 1e-10
 
 

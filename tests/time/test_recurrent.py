@@ -36,27 +36,6 @@ def test_a_gru_that_keeps_its_gates_is_bitwise_torchs_own(dtype, batch, length, 
         assert_close(actual[2], expected[2])
 
 
-@pytest.mark.parametrize("window", [1, 2, 4])
-@pytest.mark.parametrize("cell", ["gru", "lstm", "rnn_tanh"])
-def test_truncated_equals_a_graph_cut_by_hand(cell, window):
-    """The gradient of step t's loss passes ``window`` steps; w = 1 is fully truncated BPTT."""
-    task, length = Task(cell, 7), 7
-    weight = torch.randn(length, 5, HIDDEN)
-    parameters = list(task.module.parameters())
-    with torch.no_grad():
-        states = [None]
-        for t in range(length):
-            states.append(task.module(task.x[t : t + 1], states[-1])[1])
-    total = 0.0
-    for t in range(length):
-        first = max(0, t + 1 - window)
-        total = total + (task.module(task.x[first : t + 1], states[first])[0][-1] * weight[t]).sum()
-    expected = torch.autograd.grad(total, [task.x, *parameters])
-    with gradfree.create_engine("truncated", window=window).attach(task.module):
-        actual = torch.autograd.grad((task.run()[0] * weight).sum(), [task.x, *parameters])
-    assert_close(actual, expected)
-
-
 def test_dsf_is_exact_where_the_jacobian_is_its_diagonal():
     """A ReLU RNN with diagonal, positive weights and inputs is linear with Jacobian diag(W_hh)."""
     module, a = nn.RNN(INPUT, HIDDEN, nonlinearity="relu"), torch.linspace(0, 1, HIDDEN)

@@ -80,18 +80,6 @@ def test_a_gru_needs_little_more_memory_than_backprop(length, batch_first):
     assert peaks[1] <= 1.05 * peaks[0]
 
 
-@pytest.mark.parametrize("batch_first", [False, True])
-@pytest.mark.parametrize("turned", [False, True])
-def test_outputs_have_torchs_strides(batch_first, turned):
-    """For any strides of the input, so that ``view`` works as without the engine."""
-    gru, shape = nn.GRU(32, 32, batch_first=batch_first), (4, 512) if batch_first else (512, 4)
-    x = torch.randn(*(shape[::-1] if turned else shape), 32)
-    x = (x.transpose(0, 1) if turned else x).requires_grad_()
-    expected = gru(x)[0].stride()
-    with shooting(segments=8).attach(gru):
-        assert gru(x)[0].stride() == expected
-
-
 def test_small_states_are_as_exact_as_large_ones():
     """The tolerance is relative: float32 states of 1e-5 have a much smaller absolute error than states of 1."""
     gru = nn.GRU(16, 16, bias=False)
