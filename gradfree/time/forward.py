@@ -26,8 +26,8 @@ class Recurrence:
     Attributes:
         x: (T, B, I), or the rows of packed sequences, (N, I).
         first: h_0 and, for LSTM, c_0: (directions, B, H) each; (B, H) each with a ``cell``.
-        weights: W_ih, W_hh and, with biases, b_ih, b_hh, for each direction; of any other cell all its parameters.
-        mode: the torch cell, "RNN_TANH", "RNN_RELU", "GRU" or "LSTM"; ``None`` for any other cell.
+        weights: W_ih, W_hh and, with biases, b_ih, b_hh, for each direction; of a ``cell`` all its parameters.
+        mode: of a recurrent module, "RNN_TANH", "RNN_RELU", "GRU" or "LSTM"; ``None`` with a ``cell``.
         cell: the module that computes f; ``None`` for a layer of a recurrent module.
         directions: 1, or 2 for a bidirectional layer.
         packing: positions of the rows of packed sequences; ``None`` if not packed.
@@ -51,7 +51,7 @@ class Recurrence:
 
     @property
     def kind(self) -> str:
-        """The kind of cell: :attr:`mode` of torch's cells, "separate units" of an elementwise cell, else "any"."""
+        """The kind of cell: the :attr:`mode`, "separate units" of an elementwise cell, else "any"."""
         if self.mode is not None:
             return self.mode
         return "separate units" if isinstance(self.cell, ElementwiseCell) else "any"
@@ -153,19 +153,15 @@ _KERNELS: dict[str | None, Any] = {
 
 def run_kernel(recurrence: Recurrence) -> Sequence[Tensor]:
     """Run a layer of a recurrent module in torch's own kernel; return the outputs and the final states."""
-    return _call(recurrence, None if recurrence.packing is None else recurrence.packing.batch_sizes)
-
-
-def _call(recurrence: Recurrence, batch_sizes: Tensor | None = None) -> Sequence[Tensor]:
     x, weights, directions = recurrence.x, recurrence.weights, recurrence.directions
     assert recurrence.mode is not None
     hx = recurrence.first if len(recurrence.first) > 1 else recurrence.first[0]
     options = (len(weights) > 2 * directions, 1, 0.0, False, directions > 1)
     found: Sequence[Tensor]
-    if batch_sizes is None:
+    if recurrence.packing is None:
         found = _KERNELS[recurrence.mode](x, hx, weights, *options, False)
     else:
-        found = _KERNELS[recurrence.mode](x, batch_sizes, hx, weights, *options)
+        found = _KERNELS[recurrence.mode](x, recurrence.packing.batch_sizes, hx, weights, *options)
     return found
 
 

@@ -155,9 +155,6 @@ class TimeChain(Chain):
 
         Args:
             carried: whether to leave out the path through W_hh from a unit to itself.
-
-        Raises:
-            ChainError: the cell has no known gate.
         """
 
     @abstractmethod

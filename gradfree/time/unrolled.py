@@ -15,15 +15,12 @@ from gradfree.chains.site import Removable, Site
 from gradfree.chains.solving import Attachment
 from gradfree.errors import ATTACHED, CHANGED_IN_PLACE, ChainError, refuse
 from gradfree.time.cell_layer import CellLayer, ElementwiseCell
-from gradfree.time.closed_chain import CellChain
 from gradfree.time.forward import Recurrence, SingleStepWarning, run
-from gradfree.time.time_chain import TimeChain
 from gradfree.time.unrolled_chain import (
     UnrolledChain,
     autocast_now,
     cell_problems,
     check_batched_states,
-    torch_cell_mode,
 )
 from gradfree.torchside.guards import (
     Marks,
@@ -58,15 +55,14 @@ class Unrolled(Site):
 
     @property
     def has_residual(self) -> bool:
-        """Whether the cell has known gates or a known diagonal Jacobian."""
-        return torch_cell_mode(self._layer.cell) in ("GRU", "LSTM") or isinstance(self._layer.cell, ElementwiseCell)
+        """Whether the cell has a known diagonal Jacobian."""
+        return isinstance(self._layer.cell, ElementwiseCell)
 
     def means(self) -> dict[str, tuple[int, ...]]:
-        """Return the shapes of the gates' means: of h or, for LSTM, of c; of elementwise cells, of every part."""
+        """Return the shapes of the means of an elementwise cell's diagonal, one for each part of the state."""
         cell = self._layer.cell
-        part = int(torch_cell_mode(cell) == "LSTM")
-        parts = range(cell.parts) if isinstance(cell, ElementwiseCell) else (part,)
-        return {f"0.{n}": (cell.hidden_size,) for n in parts}  # type: ignore[misc]
+        assert isinstance(cell, ElementwiseCell)
+        return {f"0.{n}": (cell.hidden_size,) for n in range(cell.parts)}
 
     @classmethod
     def attachment_on(cls, module: nn.Module) -> Attachment | None:
@@ -126,25 +122,18 @@ class CellRecorder:
         refuse_transforms(self.where)
         refuse(sharded(self.inside))
         refuse((*hooked(self.inside), *tapped(self.inside)))
-        if not all(part.is_floating_point() for part in parts):
-            raise ChainError(
-                f"{self.where} was given a state of {', '.join(str(part.dtype) for part in parts)}: an engine needs "
-                "floating-point states. Keep counters outside of the cell."
-            )
         out, *finals = _UnrollFunction.apply(self, len(parts), x, *parts, *self.layer.cell.parameters())
         if out.requires_grad:
             out.grad_fn.finals = list(map(weakref.ref, finals))
         return [out, *finals]
 
-    def chain(self, ctx: _Context, x: Tensor, first: Sequence[Tensor], states: Sequence[Tensor]) -> TimeChain:
+    def chain(self, ctx: _Context, x: Tensor, first: Sequence[Tensor], states: Sequence[Tensor]) -> UnrolledChain:
         """Return the chain of a pass from its input ``x``, the initial state ``first`` and the states after all steps.
 
         Raises:
             ChainError: the cell, run again, returns other states than in the forward pass.
         """
         memory, wanted = self.attachment.memory, ctx.needs_input_grad[3 + ctx.parts :]
-        if ctx.mode is not None:
-            return CellChain(ctx.mode, x, states[0], first, ctx.parameters, [True, *wanted], memory, "0")
         before = [torch.cat([f.unsqueeze(0), s[:-1]]) for f, s in zip(first, states, strict=True)]
         cell = self.layer.cell
         chain = UnrolledChain(cell, x, before, ctx.parameters, wanted, memory, self.where)
@@ -162,7 +151,6 @@ class CellRecorder:
 class _Context(FunctionCtx):
     recorder: CellRecorder
     parts: int
-    mode: str | None
     parameters: Sequence[Tensor]
     versions: Sequence[int]
     finals: Sequence[weakref.ref[Tensor]]
@@ -178,11 +166,10 @@ class _UnrollFunction(torch.autograd.Function):
     @staticmethod
     def forward(ctx: _Context, recorder: CellRecorder, parts: int, x: Tensor, *rest: Tensor) -> tuple[Tensor, ...]:
         cell = recorder.layer.cell
-        ctx.recorder, ctx.parts, ctx.mode = recorder, parts, torch_cell_mode(cell)
-        ctx.autocast = autocast_now(x)
+        ctx.recorder, ctx.parts, ctx.autocast = recorder, parts, autocast_now(x)
         before = marks_of([x, *rest, *cell.buffers()])
-        at, random = recorder.attachment, RandomState.of(x.device) if ctx.mode is None else None
-        recurrence = Recurrence(x, rest[:parts], rest[parts:], ctx.mode, cell, memory=at.memory, paths=[at.path])
+        at, random = recorder.attachment, RandomState.of(x.device)
+        recurrence = Recurrence(x, rest[:parts], rest[parts:], None, cell, memory=at.memory, paths=[at.path])
         out, finals, others, ctx.passes = run(at.engine, recurrence)
         if not unchanged(before, marks_of([x, *rest, *cell.buffers()])):
             raise ChainError(
@@ -191,7 +178,7 @@ class _UnrollFunction(torch.autograd.Function):
                 "statistics outside of the cell."
             )
         # A cell that has drawn random numbers must be compared in every pass.
-        ctx.held = unlike_any() if random is not None and random.moved else held_marks(cell)
+        ctx.held = unlike_any() if random.moved else held_marks(cell)
         # Not saved by autograd: saved-tensor hooks may return other tensors, but the cell runs again with its own
         # parameters. Detached aliases: assigning a parameter's ``data`` between the passes does not change them.
         ctx.parameters = [p.detach() for p in rest[parts:]]
@@ -214,15 +201,9 @@ class _UnrollFunction(torch.autograd.Function):
         if [p._version for p in parameters] != list(ctx.versions):
             raise CHANGED_IN_PLACE.error(where=where)
         _refuse_hooks(ctx, where)
-        autocast = ctx.autocast
-        if ctx.mode is not None:
-            # As for torch's recurrent modules: in the weights' precision, even if autocast ran the cell in another.
-            dtype = parameters[0].dtype
-            x, first, states = x.to(dtype), [f.to(dtype) for f in first], [state.to(dtype) for state in states]
-            autocast = torch.autocast(x.device.type, enabled=False)
         outputs = (cotangent, *[None] * (parts - 1))
         direct = tuple(_with_final(*part) for part in zip(outputs, finals, states, strict=True))
-        with autocast:
+        with ctx.autocast:
             chain = recorder.chain(ctx, x, first, states)
             chain.forward_pass = ctx.passes[0] if ctx.passes else None
             gradients = recorder.attachment.solve(chain, direct)

@@ -21,7 +21,6 @@ from gradfree.time.time_chain import Links, SplitJacobian, TimeChain
 from gradfree.torchside.batched_vjps import batched_vjps
 from gradfree.torchside.graph import walk
 from gradfree.torchside.hooks import without_hooks
-from gradfree.torchside.private import global_hooks
 
 
 class UnrolledChain(TimeChain):
@@ -62,7 +61,7 @@ class UnrolledChain(TimeChain):
             raise ChainError(
                 f"{where} has other parameters in the backward pass than in the forward pass "
                 "(torch.func.functional_call gives them back before), but an engine runs it in both. Load the "
-                "parameters into the model, or use nn.GRUCell, nn.LSTMCell or nn.RNNCell."
+                "parameters into the model."
             )
         # As in autograd, parameters that were frozen after the forward pass get no gradient.
         self.trained = [p for p, want in zip(own, wanted, strict=True) if want and p.requires_grad]
@@ -81,14 +80,14 @@ class UnrolledChain(TimeChain):
     @property
     def diagonal(self) -> Sequence[Factor]:
         """The diagonals of an elementwise cell's F_t; 0.0 for any other cell, as its Jacobian is not known."""
-        if self._blocks is None:
+        if self.kind == "any":
             return [0.0] * len(self.before)
         own = [row[n] for n, row in enumerate(self._blocks)]
         return [0.0 if d is None else d for d in own]
 
     @cached_property
-    def _blocks(self) -> Blocks | None:
-        return unit_blocks(self.after, self.before) if isinstance(self.cell, ElementwiseCell) else None
+    def _blocks(self) -> Blocks:
+        return unit_blocks(self.after, self.before)
 
     def constant(self, factor: Factor) -> SplitJacobian:
         """Return K_t = ``factor`` for every part of the state."""
@@ -105,13 +104,7 @@ class UnrolledChain(TimeChain):
         return SplitJacobian(known, [0.0] * len(known))
 
     def unit_blocks(self, carried: bool) -> Blocks:
-        """Return the unit-by-unit Jacobians of an elementwise cell, which are all of F_t.
-
-        Raises:
-            ChainError: the cell is not elementwise.
-        """
-        if self._blocks is None:
-            raise ChainError("the cell has no known gate.")
+        """Return the unit-by-unit Jacobians of an elementwise cell, which are all of F_t."""
         return self._blocks
 
     def rest_vjp(self, delta: State, factors: SplitJacobian) -> State:
@@ -232,21 +225,6 @@ def autocast_now(x: Tensor) -> torch.autocast:
     """Return a context with the current autocast settings for the device of ``x``."""
     kind = x.device.type
     return torch.autocast(kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind))
-
-
-def torch_cell_mode(cell: nn.Module) -> str | None:
-    """Return the mode of one of torch's cells, such as "GRU"; ``None`` for other cells and for modified ones."""
-    if "forward" in vars(cell) or cell._forward_pre_hooks or cell._forward_hooks or global_hooks("forward_pre"):
-        return None
-    if list(cell._parameters) != ["weight_ih", "weight_hh", "bias_ih", "bias_hh"]:
-        return None
-    own = [id(parameter) for parameter in cell._parameters.values() if parameter is not None]
-    if len(set(own)) < len(own):  # Tied parameters.
-        return None
-    names: dict[type, str] = {nn.GRUCell: "GRU", nn.LSTMCell: "LSTM"}
-    if type(cell) is nn.RNNCell:
-        return f"RNN_{cell.nonlinearity.upper()}"
-    return names.get(type(cell))
 
 
 def cell_problems(where: str, cell: nn.Module) -> Iterator[str]:

@@ -53,7 +53,7 @@ def test_the_residual_is_the_relative_change_of_all_cotangents():
 
 def test_recurrent_modules_have_a_chain_for_each_layer_and_direction():
     model = nn.ModuleDict(
-        {"rnn": nn.LSTM(3, 4, num_layers=2, bidirectional=True), "cell": gradfree.CellLayer(nn.GRUCell(3, 4))}
+        {"rnn": nn.LSTM(3, 4, num_layers=2, bidirectional=True), "cell": gradfree.models.ParaGRU(3, 4)}
     )
     x = torch.randn(5, 2, 3)
     with gradfree.create_engine("highway_bp").attach(model), gradfree.engine_figures() as figures:

@@ -80,7 +80,6 @@ CASES = (
     _recurrent("LSTM with projections", lambda: nn.LSTM(6, 4, batch_first=True, proj_size=3), outputs=3),
     _recurrent("GRU with dropout", lambda: nn.GRU(6, 4, 2, batch_first=True, dropout=0.5)),
     _recurrent("GRU, packed sequences", lambda: nn.GRU(6, 4, batch_first=True), packed=True),
-    _recurrent("CellLayer of a GRUCell", lambda: CellLayer(nn.GRUCell(6, 4), batch_first=True)),
     _recurrent("CellLayer of any cell", lambda: CellLayer(OwnCell(6), batch_first=True), outputs=6),
     ModelCase("linear layers", LAYERS, layered_model, (8, 6)),
     _layers("linear layers, dropout", (8, 6), 6, _LINEAR, nn.ReLU, nn.Dropout, _LINEAR, nn.ReLU, _LINEAR),

@@ -171,14 +171,6 @@ def test_a_cell_that_changes_its_inputs_or_buffers_is_refused(cell):
         assert "cell changes its input, its state, a parameter or a buffer" in message
 
 
-def test_integer_states_are_refused():
-    layer = CellLayer(Leaky())
-    state = torch.randn(3, HIDDEN), torch.zeros(3, 1, dtype=torch.long)
-    with gradfree.create_engine("fixed_point").attach(layer):
-        message = refusal(lambda: layer(torch.randn(5, 3, INPUT), state))
-        assert "cell was given a state of torch.float64, torch.int64" in message
-
-
 def test_cell_layers_with_another_unroll_are_refused():
     class Doubling(CellLayer):
         def unroll(self, x, parts):
