@@ -20,6 +20,7 @@ from gradfree.registry import engine_class
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
 project = "gradfree"
+html_show_copyright = False
 release = metadata.version("gradfree")
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.viewcode", "sphinx_copybutton"]
 html_theme = "furo"

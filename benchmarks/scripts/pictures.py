@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from html import escape
+from textwrap import wrap
 from typing import Any, Literal
 
 import altair as alt
@@ -27,6 +28,8 @@ _AXIS: dict[str, Any] = {
 }
 _FORMAT: dict[str, Any] = {"log": {"format": "~g"}, "linear": {}}
 _BAR = 36
+_LETTER, _TITLE = 8, 64
+"""Pixels for a letter of a label, and letters for a line of the title: enough for wide fonts, which browsers choose."""
 _ROOM = 1.3
 """Width of all bars as a multiple of the longest, for the text behind it."""
 
@@ -36,7 +39,11 @@ def bars(title: str, found: Sequence[Mapping[str, Any]], baseline: str) -> str:
     scale = alt.Scale(domain=[0, _ROOM * max(bar["value"] for bar in found)], nice=False)
     marks = [{**bar, "end": max(bar["value"], 1.0), "color": COLORS[bar["value"] < 1]} for bar in found]
     x, end = (alt.X(f"{name}:Q", axis=None, scale=scale) for name in ("value", "end"))
-    y = alt.Y("label:N", sort=None, title=None, axis=alt.Axis(domain=False, ticks=False, labelPadding=8))
+    side: Literal["left", "right"] = "left" if scale.domain[1] > 3 else "right"  # Where there is room beside the line.
+    labels = alt.Axis(
+        domain=False, ticks=False, labelPadding=8, minExtent=_LETTER * max(len(b["label"]) for b in found)
+    )
+    y = alt.Y("label:N", sort=None, title=None, axis=labels)
     each = alt.Chart(pl.DataFrame(marks)).encode(y=y)
     one = alt.Chart(pl.DataFrame({"value": [1.0], "text": [f"1 = {baseline}"]})).encode(x=x)
     return _drawn(
@@ -44,7 +51,9 @@ def bars(title: str, found: Sequence[Mapping[str, Any]], baseline: str) -> str:
         each.mark_bar(size=20).encode(x=x, color=alt.Color("color:N", scale=None)),
         each.mark_text(align="left", dx=6, fontSize=14, fontWeight="bold", color=_INK).encode(x=end, text="text:N"),
         one.mark_rule(color=_GREY, strokeDash=[4, 3], strokeWidth=1.5),
-        one.mark_text(align="left", dx=4, y="height", dy=8, fontSize=13, color=_GREY).encode(text="text:N"),
+        one.mark_text(align=side, dx=4 if side == "left" else -4, y="height", dy=8, fontSize=13, color=_GREY).encode(
+            text="text:N"
+        ),
         height=_BAR * len(found) + 70,
     )
 
@@ -69,7 +78,7 @@ def lines(
 
 
 def _drawn(title: str, *layers: alt.Chart, height: int) -> str:
-    heading = alt.TitleParams(title, anchor="start", frame="bounds", color=_INK, fontSize=16, offset=14)
+    heading = alt.TitleParams(wrap(title, _TITLE), anchor="start", frame="bounds", color=_INK, fontSize=16, offset=14)
     drawn = (
         alt.layer(*layers)
         .properties(width=700, height=height, title=heading, padding=12)
