@@ -24,7 +24,10 @@ _REMOVED = {
     "plan-ranks": "docs/guides/ranks.md has its formulas and a table",
     "bench run --tracker": "report.parquet has every loss and score of every run, for any logger",
     "bench report --tracker": "report.parquet has every loss and score of every run, for any logger",
-    "advise --train": "`gradfree bench run --model ... --data ... --engines ... --seconds 60` trains on held-out data",
+    "bench run --name": "--out names the folder",
+    "bench run --seconds": "--target reports the time to a validation score",
+    "bench run --shard": "give each job another --out, then join records: docs/guides/command-line.md",
+    "advise --train": "`gradfree bench run --model ... --data ... --engines ...` trains on held-out data",
     "features": "in a checkout, `python benchmarks/scripts/features_page.py` and `models_page.py` make the pages",
     "fit --engine": "--trainer.strategy takes its name, docs/guides/fit.md has its options",
 }

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import torch
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.text import Text
@@ -98,7 +99,7 @@ def measured(
     budget = Budget(seconds)
     standings = contest(job, model, rows, Budget((1 - _COMPILING) * seconds), say)
     say("torch.compile")
-    return standings, compiled_cost(job, standings.threads, max(budget.left, _COMPILING * seconds))
+    return standings, compiled_cost(job, torch.get_num_threads(), max(budget.left, _COMPILING * seconds))
 
 
 def _print_reports(reports: Mapping[str, Report], console: Console) -> None:

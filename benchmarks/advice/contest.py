@@ -6,8 +6,8 @@ import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from math import ceil, inf, isfinite
-from statistics import median, quantiles
+from math import ceil, isfinite
+from statistics import median
 from time import monotonic
 from typing import Any
 
@@ -25,7 +25,6 @@ from gradfree.chains.report import Report
 from gradfree.cli import UsageError
 from gradfree.fidelity import Agreement
 from gradfree.registry import engine_class
-from gradfree.wording import count
 
 _WARM_UP = 3
 _TURN = 0.02
@@ -91,15 +90,15 @@ class Contestant:
     first_ratio: float | None = None
 
     @classmethod
-    def of(cls, row: Row, model: nn.Module, job: Job, learning_rate: float = 0.0) -> Contestant:
+    def of(cls, row: Row, model: nn.Module, job: Job) -> Contestant:
         """Return ``row`` on a copy of ``model`` that is trained by AdamW.
 
-        By default the learning rate is 0: a model that diverges would be timed with NaN.
+        The learning rate is 0: a model that diverges would be timed with NaN.
         """
         own = copy.deepcopy(model)
         if row is not BACKPROP:
             row.create_engine().attach(own, job.chains)
-        optimizer = torch.optim.AdamW(own.parameters(), lr=learning_rate)
+        optimizer = torch.optim.AdamW(own.parameters(), lr=0.0)
 
         def step(batch: Batch) -> Tensor:
             optimizer.zero_grad()
@@ -116,15 +115,11 @@ class Standings:
     """The results of a contest.
 
     Attributes:
-        threads: number of threads of torch.
-        why: reason for this number, for the legend.
         contestants: all rows that ran, autograd first.
         failures: errors by label.
         untried: labels of rows that did not run for lack of time.
     """
 
-    threads: int
-    why: str
     contestants: list[Contestant]
     failures: dict[str, str]
     untried: list[str]
@@ -179,9 +174,6 @@ def contest(job: Job, model: nn.Module, rows: Sequence[Row], budget: Budget, say
     """
     failures: dict[str, str] = {}
     say("autograd")
-    every = torch.get_num_threads()
-    # One thread first: on a busy machine, several threads that wait for each other can be a hundred times slower.
-    torch.set_num_threads(1)
     with collecting_errors(failures, BACKPROP.label, _describe):
         plain = Contestant.of(BACKPROP, model, job)
         step = partial(plain.step, job.batches[0])
@@ -197,8 +189,7 @@ def contest(job: Job, model: nn.Module, rows: Sequence[Row], budget: Budget, say
     if failures:
         hint = _STATE_HINT if "through the graph a second time" in failures[BACKPROP.label] else ""
         raise UsageError(f"{job.model} cannot be trained on {job.data}: {failures[BACKPROP.label]}{hint}")
-    threads, why = _choose_threads(every, plain, job, budget, say)
-    standings, usual = Standings(threads, why, [plain], failures, []), _turn(plain, job, 0)
+    standings, usual = Standings([plain], failures, []), _turn(plain, job, 0)
     for candidate in rows:
         exact = bool(engine_class(candidate.engine).exact_ones())
         # Even on a busy machine, at least one engine is tried.
@@ -219,26 +210,6 @@ def contest(job: Job, model: nn.Module, rows: Sequence[Row], budget: Budget, say
         step = partial(contestant.step, job.batches[0])
         contestant.memory = peak_memory(step, torch.device(job.device))
     return standings
-
-
-def _choose_threads(every: int, plain: Contestant, job: Job, budget: Budget, say: Say) -> tuple[int, str]:
-    """Set torch's threads to all or one, whichever has the smaller upper quartile of autograd's times."""
-    if every == 1 or job.device != "cpu":
-        torch.set_num_threads(every)
-        return every, ""
-    quartile: dict[int, float] = {}
-    for threads in (1, every):
-        say(f"autograd, {threads} threads" if threads > 1 else "autograd, one thread")
-        torch.set_num_threads(threads)
-        end, hopeless = Budget(budget.seconds / 20), _HOPELESS * min(quartile.values(), default=inf)
-        times = [_turn(plain, job, n) for n in range(2)]
-        while min(times) < hopeless and ((end.left and len(times) < _MOST) or len(times) < _WARM_UP):
-            times.append(_turn(plain, job, len(times)))
-        quartile[threads] = quantiles(times)[2]
-    chosen = min(quartile, key=lambda threads: quartile[threads])
-    torch.set_num_threads(chosen)
-    words = ", ".join(f"{1e3 * t:.1f} ms with {count(n, 'thread')}" for n, t in quartile.items())
-    return chosen, f"three quarters of autograd's steps take at most {words}"
 
 
 def _turn(contestant: Contestant, job: Job, n: int) -> float:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import torch
+
 from gradfree.benchmarks.advice.compiled import LABEL
 from gradfree.benchmarks.advice.contest import Contestant, Standings
 from gradfree.benchmarks.advice.job import Job
@@ -24,7 +26,7 @@ def contest_section(
     job: Job, standings: Standings, compiled: Mapping[str, Any] | str, advice: Advice, budget: float
 ) -> Section:
     """Return the section on the contest."""
-    where: dict[str, Any] = {"task": job.model, "device": job.device, "threads": standings.threads}
+    where: dict[str, Any] = {"task": job.model, "device": job.device, "threads": torch.get_num_threads()}
     facts = table(
         [
             *(f for c in standings.contestants for f in _facts_of(c, standings, where)),
@@ -32,7 +34,7 @@ def contest_section(
             *(fact(_NOTE, "", note=f"{label} failed: {error}", **where) for label, error in standings.failures.items()),
         ]
     )
-    where_and_how_long = f"{job.device}, {count(standings.threads, 'thread')}, {budget:g} s"
+    where_and_how_long = f"{job.device}, {count(torch.get_num_threads(), 'thread')}, {budget:g} s"
     return Section(
         title=f"A training step of {job.model} on {job.data}: batch {job.shapes}; {where_and_how_long}",
         facts=facts,
@@ -45,8 +47,7 @@ def contest_section(
         ],
         legend=(
             "×: as a multiple of autograd's step in the same rounds, median. Cosine: of the whole gradient with the "
-            "exact one, on one batch, at the current weights. "
-            + (f"Threads: {standings.why}." if standings.why else "")
+            "exact one, on one batch, at the current weights."
         ),
         remarks=list(_notes(standings, compiled)),
         answer=advice.words,

@@ -20,13 +20,11 @@ DRAWING = ("altair", "jinja2", "polars", "rich", "scipy", "vl_convert")
 def run(
     suite: str | None = None,
     out: Path | None = None,
-    name: str | None = None,
     seeds: int = 3,
     device: str = "cpu",
     jobs: int = os.cpu_count() or 1,
     data: str | None = None,
     executor: Literal["local", "ray"] = "local",
-    shard: str = "1/1",
     resume: bool = True,
     retry: bool = False,
     dry_run: bool = False,
@@ -46,14 +44,12 @@ def run(
             "highway-bp-table6-small", "dsf-wikitext-small", "foton-depth-small".
             docs/results/index.md lists their contents, data and duration. Or your own suite, module:function.
         out: folder for records and report; by default results/<suite>, or a folder named after the sweep.
-        name: name of the run, used in the report and, without --out, for the folder in results.
         seeds: number of training runs for each engine and task.
         device: device to train on: cpu, cuda or another device of torch.
         jobs: number of training runs in parallel; by default the number of cores.
         data: folder with one folder for each data set that the suite needs; by default $GRADFREE_DATA. Or, for your
             own model, module:function.
         executor: where cases run: in processes on this machine, or on Ray, one slot a case.
-        shard: the share of the cases to run: "2/4" is the second of four; each share writes its own file.
         resume: continue if there are records already; --no-resume raises an error.
         retry: run failed cases again.
         dry_run: check everything and list what would run.
@@ -65,7 +61,7 @@ def run(
             raise UsageError(f"--{option} must be at least 1, not {value}.")
     session = _extra("bench.session", ())
     options = session.RunOptions(executor=executor, jobs=jobs, resume=resume, retry=retry, dry=dry_run, listing=list)
-    session.run(session.RunRequest(Sweep(**axes), suite=suite, name=name), out, seeds, device, shard, data, options)
+    session.run(session.RunRequest(Sweep(**axes), suite=suite), out, seeds, device, data, options)
 
 
 def report(suite: str | None = None, out: Path | None = None) -> None:

@@ -35,7 +35,7 @@ def report(suite: str | None, out: Path | None) -> None:
 
 def reported(comparisons: Suite, records: Mapping[str, Record], file: RecordFile, request: RunRequest) -> SuiteReport:
     """Return the report on the records of ``comparisons``."""
-    title = f"gradfree bench: {request.name or file.path.parent.resolve().name}"
+    title = f"gradfree bench: {file.path.parent.resolve().name}"
     return replace(SuiteReport.of(title, comparisons, records), command=request.command)
 
 

@@ -16,7 +16,6 @@ from gradfree.benchmarks.records.records import Record, RecordFile, error_of
 from gradfree.benchmarks.running.runner import (
     RECORDS,
     Plan,
-    Shard,
     count_finished,
     finished_in,
     make_folder,
@@ -60,21 +59,19 @@ def run(
     out: Path | None,
     seeds: int,
     device: str,
-    shard: str,
     data: str | None,
     options: RunOptions,
 ) -> None:
     """Run the cases without a record, then report."""
     loader, sweep = parse_data(data), request.sweep
     require_device(device)
-    share = Shard.parse(shard)
     if loader and not sweep.named:
         raise UsageError(f"--data {loader} needs a model of yours: --model module:function.")
     if sweep.named and request.suite:
         raise UsageError(f"--suite {request.suite} has its own cases: leave it out, or --{', --'.join(sweep.named)}.")
     kept = replace(request, loader=loader, suite=request.suite or (None if sweep.named else "quick"))
     flags = {name: getattr(sweep, name) for name in sweep.named}
-    flags |= {"suite": kept.suite, "seeds": seeds, "device": device, "data": data, "name": kept.name}
+    flags |= {"suite": kept.suite, "seeds": seeds, "device": device, "data": data}
     folder = out or kept.folder
     kept = replace(kept, command=command_of({**flags, "out": str(folder)}))
     comparisons = comparisons_of(kept)
@@ -82,8 +79,8 @@ def run(
         experiment.check()
         if kept.suite and names_a_function(kept.suite) and isinstance(experiment, Comparison):
             check_trainable(experiment.task)
-    plan = Plan(comparisons, seeds, device, share)
-    _run(plan, RecordFile(folder / RECORDS, str(share)), options, kept)
+    plan = Plan(comparisons, seeds, device)
+    _run(plan, RecordFile(folder / RECORDS), options, kept)
 
 
 def _run(plan: Plan, file: RecordFile, options: RunOptions, kept: RunRequest) -> None:

@@ -82,19 +82,15 @@ def record_of(
 class RecordFile:
     """A file of records. If the process is killed at any moment, only unfinished cases are lost.
 
-    Several processes may share a folder if each writes its own file; all read the records of the others.
-
     Args:
         path: the file, for example ``records.jsonl``.
-        share: if not empty, part of the name of this process's file: ``records-<share>.jsonl``.
     """
 
-    def __init__(self, path: Path, share: str = ""):
-        self.path = path.with_stem(f"{path.stem}-{share}") if share else path
-        self._whole = path
+    def __init__(self, path: Path):
+        self.path = path
 
     def read(self) -> dict[str, Record]:
-        """Return the records of all processes by case id; an incomplete last line is ignored.
+        """Return the records by case id; an incomplete last line is ignored.
 
         If a case has several records, the last one that did not fail counts.
 
@@ -102,11 +98,9 @@ class RecordFile:
             UsageError: a line is not a record, or only a newer gradfree can read it.
         """
         records: dict[str, Record] = {}
-        others = self._whole.parent.glob(f"{self._whole.stem}-*{self._whole.suffix}")
-        for path in [self._whole, *sorted(others)]:
-            for record in _read(path):
-                if "error" not in record or "error" in records.get(record["case"], record):
-                    records[record["case"]] = record
+        for record in _read(self.path):
+            if "error" not in record or "error" in records.get(record["case"], record):
+                records[record["case"]] = record
         return records
 
     @contextmanager
@@ -123,8 +117,7 @@ class RecordFile:
                     stack.enter_context(FileLock(self.path.with_name(f".{self.path.name}.lock"), timeout=0))
                 except Timeout:
                     raise UsageError(
-                        f"another run is writing to {self.path}. Wait for it, choose another folder with --out, or "
-                        "divide the cases between the runs with --shard."
+                        f"another run is writing to {self.path}. Wait for it, or choose another folder with --out."
                     ) from None
                 except OSError as error:
                     raise UsageError(

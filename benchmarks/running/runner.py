@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-import re
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from itertools import islice
@@ -16,7 +15,7 @@ from gradfree.benchmarks.data.stored import DATA_ROOT
 from gradfree.benchmarks.records.case import Case
 from gradfree.benchmarks.records.records import Record, RecordFile
 from gradfree.benchmarks.running.workers import Executor
-from gradfree.benchmarks.tables.experiment import Suite, grouped_cases
+from gradfree.benchmarks.tables.experiment import Suite, cases
 from gradfree.benchmarks.tasks.imported import names_a_function
 from gradfree.cli import UsageError
 
@@ -47,36 +46,6 @@ def make_folder(folder: Path) -> None:
 
 
 @dataclass(frozen=True)
-class Shard:
-    """One of several equal shares of the cases.
-
-    Attributes:
-        number: number of the share, from 1.
-        count: number of shares.
-    """
-
-    number: int = 1
-    count: int = 1
-
-    @classmethod
-    def parse(cls, text: str) -> Shard:
-        """Read ``"1/4"``.
-
-        Raises:
-            UsageError: ``text`` is not a valid share.
-        """
-        numbers = re.fullmatch(r"(\d+)/(\d+)", text)
-        shard = cls(*map(int, numbers.groups())) if numbers else cls(0, 0)
-        if not 1 <= shard.number <= shard.count:
-            raise UsageError(f"--shard must be a share such as 1/4, 2/4, 3/4 or 4/4, not {text}.")
-        return shard
-
-    def __str__(self) -> str:
-        """Return the part of a file name that identifies the share; empty if there is only one."""
-        return f"{self.number}-of-{self.count}" if self.count > 1 else ""
-
-
-@dataclass(frozen=True)
 class Plan:
     """What to run.
 
@@ -84,23 +53,15 @@ class Plan:
         suite: the comparisons.
         seeds: number of training runs of each row.
         device: the device.
-        shard: the share to run.
     """
 
     suite: Suite
     seeds: int
     device: str
-    shard: Shard = Shard()
 
     def cases(self, records: Mapping[str, Record]) -> Iterator[Case | None]:
-        """Yield the shard's cases; ``None`` for a case whose settings are unknown until ``records`` has all trials.
-
-        Cases are on the same shard as the trials that they depend on, so no shard needs another's records.
-        """
-        numbers: dict[Hashable, int] = {}
-        for group, case in grouped_cases(self.suite, self.seeds, self.device, records):
-            if numbers.setdefault(group, len(numbers)) % self.shard.count == self.shard.number - 1:
-                yield case
+        """Yield the cases; ``None`` for a case whose settings are unknown until ``records`` has all trials."""
+        return cases(self.suite, self.seeds, self.device, records)
 
 
 def run_cases(planned: PlannedCases, file: RecordFile, executor: Executor, retry: bool = False) -> None:
@@ -119,9 +80,9 @@ def run_cases(planned: PlannedCases, file: RecordFile, executor: Executor, retry
     finished = finished_in(records, retry)
     with file.reserved(), _progress(count_finished(planned(records), finished)) as progress:
         while True:
-            cases = list(planned(records))
-            progress.total, progress.n = len(cases), count_finished(cases, finished)
-            running = {case.id: case for case in _next_batch(cases, finished)}
+            every = list(planned(records))
+            progress.total, progress.n = len(every), count_finished(every, finished)
+            running = {case.id: case for case in _next_batch(every, finished)}
             if not running:
                 break
             progress.set_postfix_str(_describe(running, executor.jobs))

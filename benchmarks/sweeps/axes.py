@@ -37,7 +37,6 @@ class Sweep:
         dtype: dtype of weights and inputs: float32, float64, bfloat16.
         learning_rates: each engine is trained at the one with the best validation score, tried with another seed.
         steps: steps of each training run.
-        seconds: duration of each training run, instead of steps; these runs are not made in parallel.
         loss: for your own data: module:function, called with outputs and targets. By default, cross-entropy for
             integer targets and the squared error for others.
         chains: module paths of the chains, separated by commas, if they are not found automatically; for blocks that
@@ -54,7 +53,6 @@ class Sweep:
     dtype: Names = None
     learning_rates: Numbers = None
     steps: int | None = None
-    seconds: float | None = None
     loss: str | None = None
     chains: Paths = None
     target: float | None = None
@@ -78,14 +76,12 @@ class RunRequest:
         sweep: the sweep's options.
         loader: ``module:function`` that returns the data, for the user's own model.
         suite: name of the suite, if no sweep is given.
-        name: the user's name for the run.
         command: the last command that worked on it.
     """
 
     sweep: Sweep
     loader: str | None = None
     suite: str | None = None
-    name: str | None = None
     command: str = ""
 
     @property
@@ -95,8 +91,8 @@ class RunRequest:
     @property
     def folder(self) -> Path:
         """The default folder of its records; equal sweeps have equal folders, others do not."""
-        if named := self.name or (self.suite or "").replace(":", "-"):
-            return Path("results", named)
+        if self.suite:
+            return Path("results", self.suite.replace(":", "-"))
         digest = hashlib.sha256(json.dumps(self._swept, sort_keys=True).encode()).hexdigest()[:6]
         names = self.sweep.tasks or self.sweep.model or "sweep"
         words = re.sub(r"[^\w.]+", "-", names if isinstance(names, str) else "-".join(names)).strip("-.")
@@ -104,7 +100,7 @@ class RunRequest:
 
     def save(self, folder: Path) -> None:
         """Write the request to ``folder``."""
-        content = {"name": self.name, "command": self.command, "suite": self.suite, **self._swept}
+        content = {"command": self.command, "suite": self.suite, **self._swept}
         (folder / _FILE).write_text(json.dumps(content, indent=1), encoding="utf-8")
 
     @classmethod
@@ -120,7 +116,7 @@ class RunRequest:
         try:
             content = json.loads(file.read_text(encoding="utf-8"))
             sweep = Sweep(**content.pop("sweep"))
-            return cls(sweep, **content)
+            return cls(sweep, content["loader"], content["suite"], content["command"])
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise UsageError(f"{file} is not the file of a run: {error}.") from error
 

@@ -61,11 +61,8 @@ def suite_of(sweep: Sweep, loader: str | None = None) -> Suite:
     Raises:
         UsageError: unknown names, contradictory options, or an impossible combination.
     """
-    if sweep.steps is not None and sweep.seconds is not None:
-        raise UsageError("--steps and --seconds cannot be combined: give one of them.")
-    for name, value in ("steps", sweep.steps), ("seconds", sweep.seconds):
-        if value is not None and value <= 0:
-            raise UsageError(f"--{name} must be above 0, not {value}.")
+    if sweep.steps is not None and sweep.steps <= 0:
+        raise UsageError(f"--steps must be above 0, not {sweep.steps}.")
     rates = tuple(sorted(_numbers("learning_rates", sweep.learning_rates, float)))
     # A single rate needs no trials.
     grid = rates if len(rates) > 1 else ()
@@ -132,7 +129,7 @@ def _label(name: str, options: Mapping[str, Any]) -> str:
 
 def _with_budget(sweep: Sweep, task: Task) -> Task:
     evaluations = 0 if sweep.target is None else _EVALUATIONS
-    return replace(task, steps=sweep.steps or task.steps, seconds=sweep.seconds, evaluations=evaluations)
+    return replace(task, steps=sweep.steps or task.steps, evaluations=evaluations)
 
 
 def _rows(sweep: Sweep, task: Task) -> tuple[Row, ...]:

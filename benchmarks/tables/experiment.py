@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import TypeAlias
 
 from gradfree.benchmarks.records.case import Case
@@ -14,11 +14,6 @@ from gradfree.benchmarks.tables.section import Section
 
 class Experiment(ABC):
     """One comparison of a suite."""
-
-    @property
-    def trials_per_row(self) -> int:
-        """Number of trials that each training case depends on: the first case on the first ``tries``, and so on."""
-        return 0
 
     def check(self) -> None:
         """Raise a UsageError if something that the cases need is missing."""
@@ -58,26 +53,13 @@ def cases(suite: Suite, seeds: int, device: str, records: Mapping[str, Record]) 
 
     ``None`` stands for a case whose settings are unknown until ``records``, by case id, has all trials.
     """
-    return (case for _, case in grouped_cases(suite, seeds, device, records))
-
-
-def grouped_cases(
-    suite: Suite, seeds: int, device: str, records: Mapping[str, Record]
-) -> Iterator[tuple[Hashable, Case | None]]:
-    """Yield (group, case) for all cases, in the order of :func:`cases`.
-
-    Cases of one group need each other's records.
-    """
-    for p, experiment in enumerate(suite):
-        for n, case in enumerate(experiment.trials(device)):
-            yield (p, n // experiment.trials_per_row), case
+    for experiment in suite:
+        yield from experiment.trials(device)
     for seed in range(seeds):
-        for p, experiment in enumerate(suite):
-            for n, awaited in enumerate(experiment.training(seed, device, records)):
-                yield (p, n) if experiment.trials_per_row else (p, n, seed), awaited
-    for p, experiment in enumerate(suite):
-        for n, case in enumerate(experiment.timing(device)):
-            yield (p, n, "timing"), case
+        for experiment in suite:
+            yield from experiment.training(seed, device, records)
+    for experiment in suite:
+        yield from experiment.timing(device)
 
 
 def findings(suite: Suite, records: Mapping[str, Record]) -> Iterator[Finding]:

@@ -92,7 +92,6 @@ class Task:
         batch_size: examples a step.
         steps: number of training steps.
         loss: called with the model's output and the targets.
-        seconds: duration of the training, instead of ``steps``: each engine takes as many steps as fit.
         evaluations: how many times the validation score is measured during training.
         dtype: dtype of weights and inputs; torch's default if not given.
         chains: module paths of the model's chains; found automatically if not given.
@@ -108,7 +107,6 @@ class Task:
     batch_size: int
     steps: int
     loss: Callable[[Tensor, Tensor], Tensor] = field(default=cross_entropy, kw_only=True)
-    seconds: float | None = field(default=None, metadata=ADDED, kw_only=True)
     evaluations: int = field(default=0, metadata=ADDED, kw_only=True)
     dtype: str | None = field(default=None, metadata=ADDED, kw_only=True)
     chains: tuple[str, ...] | None = field(default=None, metadata=ADDED, kw_only=True)
@@ -130,11 +128,6 @@ class Task:
         defaults = {name: optimizer.defaults.get(name) for name in ("momentum", "betas", "weight_decay")}
         settings = ", ".join(f"{name}={value}" for name, value in defaults.items() if value)
         return type(optimizer).__name__ + (f"({settings})" if settings else "")
-
-    @property
-    def budget(self) -> str:
-        """The length of the training."""
-        return f"{self.steps} steps" if self.seconds is None else f"{self.seconds:g} s"
 
     @property
     def known_options(self) -> list[str]:

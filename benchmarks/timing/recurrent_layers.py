@@ -12,8 +12,7 @@ from torch import Tensor, nn
 
 from gradfree import engine_figures
 from gradfree.benchmarks.records.case import ADDED, Row
-from gradfree.benchmarks.tables.facts import Fact, estimates, fact
-from gradfree.benchmarks.tables.frames import pl
+from gradfree.benchmarks.tables.facts import Fact, fact
 from gradfree.benchmarks.timing.side_by_side import PASSES
 from gradfree.benchmarks.timing.timed import Timing, timed
 
@@ -158,20 +157,6 @@ def _convergence_facts(cost: Mapping[str, Any], results: Mapping[str, Any]) -> I
             yield fact(name, "count", cost["figures"][name])
 
 
-def _sweep_remarks(facts: pl.DataFrame) -> Iterator[str]:
-    """Yield a sentence on the sweeps of each engine that iterates to a tolerance."""
-    for row in facts.filter(metric=SEQUENTIAL)["row"].unique(maintain_order=True):
-        forward, back, sequential = (
-            estimates(facts, "setting", metric=name, row=row) for name in (FORWARD_SWEEPS, SWEEPS, SEQUENTIAL)
-        )
-        found = [
-            f"{layer} {f'{forward[layer].value:.0f}' if layer in forward else 'none'} and {back[layer].value:.0f}"
-            + (", then sequentially" if figure.value else "")
-            for layer, figure in sequential.items()
-        ]
-        yield f"Sweeps of {row} after the first run, forward and backward: {'; '.join(found)}."
-
-
 @timed(
     kind="long layer",
     subject="layer",
@@ -186,7 +171,6 @@ def _sweep_remarks(facts: pl.DataFrame) -> Iterator[str]:
     across="row",
     costs=_figures,
     facts=_convergence_facts,
-    remarks=_sweep_remarks,
 )
 def long_layers(case: Timing) -> Mapping[str, Callable[[], LayerPass]]:
     """Return, by label, functions that build the passes: plain, with each engine, and a compiled loop if asked for."""

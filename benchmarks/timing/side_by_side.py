@@ -62,12 +62,6 @@ class Trainee:
         self.passes()
         self.optimizer.step()
 
-    def step_time(self) -> float:
-        """Return the median seconds of a step, after a warm-up."""
-        timer = Timer("step()", globals={"step": self}, num_threads=torch.get_num_threads())
-        timer.timeit(_WARM_UP)
-        return timer.blocked_autorange(min_run_time=0.5).median
-
     def peak_memory(self) -> int:
         """Return the peak bytes of one step that starts without gradients."""
         self.optimizer.zero_grad()

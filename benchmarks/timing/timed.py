@@ -72,7 +72,6 @@ class Timed:
         costs: returns further results to record, given the case, the step and its turns.
         facts: yields further facts, given a row's record and the case's results, to which ``item``, ``baseline`` (its
             name) and ``row`` (``None`` if it is no engine's) are added.
-        remarks: yields sentences on the facts.
         against: a figure and its axis; a chart of the time against it is drawn.
     """
 
@@ -94,7 +93,6 @@ class Timed:
     fits: Callable[[Row, Any], bool] = lambda row, subject: True
     costs: Callable[[Timing, Any, Sequence[float]], dict[str, Any]] = lambda case, step, turns: {}
     facts: Callable[[Mapping[str, Any], Mapping[str, Any]], Iterator[Fact]] = lambda cost, results: iter(())
-    remarks: Callable[[pl.DataFrame], Iterator[str]] = lambda facts: iter(())
     against: tuple[Figure, Axis] | None = None
 
     def __post_init__(self) -> None:
@@ -273,7 +271,6 @@ class Timings(Experiment):
             legend=f"{self.timed.legend} Medians of {self.timed.rounds} interleaved rounds; ×: as a multiple of "
             f"{baseline}'s in the same round.".strip(),
             remarks=[
-                *self.timed.remarks(facts),
                 *([verdict.steadiness(spreads)] if spreads else []),
                 *failures(facts),
             ],

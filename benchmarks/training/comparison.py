@@ -18,7 +18,7 @@ from gradfree.benchmarks.tables.facts import differences, means, table
 from gradfree.benchmarks.tables.frames import pl
 from gradfree.benchmarks.tables.section import Section
 from gradfree.benchmarks.tasks.task import Task
-from gradfree.benchmarks.timing.side_by_side import Trainee, cost_facts
+from gradfree.benchmarks.timing.side_by_side import cost_facts
 from gradfree.benchmarks.timing.timed import Timing, speed
 from gradfree.benchmarks.training.alignment import aligned_facts, alignment
 from gradfree.benchmarks.training.outcomes import (
@@ -108,29 +108,6 @@ class Trial(Training):
         return f"{self.row.label} at {self.task.learning_rate:g}"
 
 
-@dataclass(frozen=True, kw_only=True)
-class TimedTraining(Training):
-    """A training run of as many steps as fit into the task's seconds; evaluations do not count."""
-
-    kind: ClassVar[str] = "timed training"
-    # Cases in parallel would slow it down.
-    alone: ClassVar[bool] = True
-
-    def run(self) -> dict[str, Any]:
-        """Time a step, then train; return the results of a training run and its number of steps."""
-        trainee = Trainee.of(self.task, self.row, self.device, self.seed)
-        steps = max(1, int((self.task.seconds or 0.0) / trainee.step_time()))
-        planned = replace(self, task=replace(self.task, steps=steps))
-        return {"steps": steps, **super(TimedTraining, planned).run()}
-
-
-@dataclass(frozen=True, kw_only=True)
-class TimedTrial(Trial, TimedTraining):
-    """A training run limited by seconds that tries a learning rate."""
-
-    kind: ClassVar[str] = "timed trial"
-
-
 def _spread(count: int, steps: int) -> set[int]:
     """Return up to ``count`` evenly spaced steps, with the first and the last; for a count of 1, the last."""
     if count < 2:
@@ -157,11 +134,6 @@ class Comparison(Experiment):
     trained: ClassVar[type[Training]] = Training
     is_timed: ClassVar[bool] = True
 
-    @property
-    def trials_per_row(self) -> int:
-        """Number of trials that each row's training depends on."""
-        return len(self.learning_rates)
-
     def check(self) -> None:
         """Raise a UsageError if an engine is unknown, two rows have one label, or the data are missing."""
         try:
@@ -186,8 +158,7 @@ class Comparison(Experiment):
         """Yield one training run of each row; ``None`` if the learning rate is not chosen yet."""
         for row in self.rows:
             task = self._tuned(row, device, records)
-            trained = self.trained if self.task.seconds is None else TimedTraining
-            yield trained(task=task, row=row, device=device, seed=seed) if task else None
+            yield self.trained(task=task, row=row, device=device, seed=seed) if task else None
 
     def timing(self, device: str) -> Iterator[Case]:
         """Yield the case that measures the rows' time and memory, if they are timed."""
@@ -231,8 +202,7 @@ class Comparison(Experiment):
 
     def _trials(self, row: Row, device: str) -> list[Trial]:
         tasks = [replace(self.task, learning_rate=rate) for rate in self.learning_rates]
-        trial = Trial if self.task.seconds is None else TimedTrial
-        return [trial(task=task, row=row, device=device) for task in tasks]
+        return [Trial(task=task, row=row, device=device) for task in tasks]
 
     def _tuned(self, row: Row, device: str, records: Mapping[str, Record]) -> Task | None:
         """Return the task with the row's learning rate, ``None`` if it is not chosen yet."""

@@ -84,11 +84,6 @@ class DepthSweep(Experiment):
         }
         return {depth: _Layerwise(task, self.rows, self.learning_rates) for depth, task in tasks.items()}
 
-    @property
-    def trials_per_row(self) -> int:
-        """Number of trials that each training run depends on."""
-        return len(self.learning_rates)
-
     def check(self) -> None:
         """Raise a UsageError as :meth:`Comparison.check` does."""
         Comparison(self.task, self.rows).check()

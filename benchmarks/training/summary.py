@@ -108,7 +108,7 @@ class Summary:
         # With a model of the user, the task has the model's name.
         named = self.task.name.startswith(self.task.model)
         what = self.task.name if named else f"{self.task.name}: {self.task.model}"
-        return f"{what}, {self.task.budget}, seeds: {self._seeds}, device: {device}, threads: {threads}"
+        return f"{what}, {self.task.steps} steps, seeds: {self._seeds}, device: {device}, threads: {threads}"
 
     @property
     def _legend(self) -> str:
@@ -181,7 +181,7 @@ class Summary:
             return ""
         others = [label for label in self._differences if label in self._ratios and label != self.baseline]
         kept = [label for label in others if self._is_kept(label)]
-        name = f"{self.task.name}, {self.task.budget}"
+        name = f"{self.task.name}, {self.task.steps} steps"
         if self._score(self.baseline).n and isnan(self._score(self.baseline).value):
             return (
                 f"{name}: nothing can be compared, as {self.baseline} diverged: try lower learning rates, see the data."
@@ -206,7 +206,7 @@ class Summary:
 
     def _charts(self) -> Iterator[Chart]:
         """Yield charts of the score against step time, of the alignment of cotangents, and of losses."""
-        where = f"{self.task.name}, {self.task.budget}, {self.facts['device'][0]}"
+        where = f"{self.task.name}, {self.task.steps} steps, {self.facts['device'][0]}"
         if self._front:
             yield self._cost_chart(f"{where}: {self.task.score.name} against step time")
         yield from aligned_charts(self.facts, where)

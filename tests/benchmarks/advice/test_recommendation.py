@@ -65,14 +65,14 @@ def compiled(ratio):
 )
 def test_the_fastest_exact_enough_engine_is_recommended(others, compiler, taken, words):
     """Among engines of equal speed, the most exact one is recommended."""
-    advice = advise(Standings(1, "", [PLAIN, *others], {}, []), compiler, None)
+    advice = advise(Standings([PLAIN, *others], {}, []), compiler, None)
     assert advice.engine == taken
     assert re.search(words, advice.words)
 
 
 def test_the_code_has_options_and_chains():
     taken = contestant("highway_bp", 1.0, FAST, iterations=2)
-    advice = advise(Standings(1, "", [PLAIN, taken], {}, []), "", ["blocks"])
+    advice = advise(Standings([PLAIN, taken], {}, []), "", ["blocks"])
     assert advice.code == (
         "optimizer = gradfree.EngineOptimizer(optimizer, model, engine='highway_bp', iterations=2, chains=['blocks'])"
     )

@@ -12,7 +12,6 @@ from tiny_suite import (
     PLAIN,
     SUITE,
     TASK,
-    TUNED,
     endless,
     failing,
     fake,
@@ -203,22 +202,6 @@ def test_failed_cases_run_again_only_with_retry(tmp_path, monkeypatch, capsys):
     assert ["error" in record for record in file.read().values()] == [False, False]
 
 
-def test_two_shards_have_the_records_of_one_run(tmp_path, monkeypatch):
-    """Each shard has its own file, with trials and the cases that depend on them on the same shard."""
-    monkeypatch.setitem(SUITES, "tiny", (*SUITE, replace(TUNED, task=replace(TASK, name="tuned"))))
-    run(tmp_path / "whole", "--seeds", "1")
-    whole = RecordFile(tmp_path / "whole" / "records.jsonl").read()
-    for number in (2, 1):
-        run(tmp_path / "shards", "--shard", f"{number}/2", "--seeds", "1")
-    shards = [RecordFile(tmp_path / "shards" / f"records-{number}-of-2.jsonl").read() for number in (1, 2)]
-    assert not shards[0].keys() & shards[1].keys()
-    assert abs(len(shards[0]) - len(shards[1])) <= 5
-    merged = RecordFile(tmp_path / "shards" / "records.jsonl").read()
-    assert merged.keys() == whole.keys()
-    trained = [name for name, record in whole.items() if record["kind"] != "speed"]
-    assert [merged[name]["results"] for name in trained] == [whole[name]["results"] for name in trained]
-
-
 def test_dry_run_and_list_run_nothing(tmp_path, capsys):
     file = RecordFile(tmp_path / "records.jsonl")
     file.append(dict([fake(tiny_cases()[0], {})])[tiny_cases()[0].id])
@@ -228,9 +211,9 @@ def test_dry_run_and_list_run_nothing(tmp_path, capsys):
     assert "1 of 7 cases are in" in out
     assert "6 of 7 cases would run" in out
     assert out.count("missing  ") == 6
-    run(tmp_path, "--list", "--shard", "1/2")
+    run(tmp_path, "--list")
     lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[0] for line in lines] == ["done", "missing", "missing", "missing"]
+    assert [line.split()[0] for line in lines] == ["done"] + 6 * ["missing"]
     assert lines[0].endswith(tiny_cases()[0].id)
     with pytest.raises(SystemExit):
         run(tmp_path, "--no-resume")

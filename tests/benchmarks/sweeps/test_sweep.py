@@ -11,7 +11,7 @@ from gradfree.benchmarks.records.case import Row
 from gradfree.benchmarks.reports.report import texts
 from gradfree.benchmarks.sweeps.axes import RunRequest, Sweep
 from gradfree.benchmarks.sweeps.sweep import TASKS, suite_of
-from gradfree.benchmarks.training.comparison import Comparison, TimedTraining, TimedTrial
+from gradfree.benchmarks.training.comparison import Comparison
 from gradfree.benchmarks.training.target import TimeToTarget
 from gradfree.cli import UsageError, main
 
@@ -66,23 +66,6 @@ def test_evaluations_during_training_do_not_change_the_results(row):
     assert watched == plain
     assert [evaluation["step"] for evaluation in curve] == [0, 3, 6]
     assert curve[-1]["validation"] == plain["validation"]
-
-
-def test_a_budget_in_seconds_gives_the_steps_that_fit(monkeypatch):
-    (part,) = suite_of(
-        Sweep(tasks="points", engines={"highway_bp": {"iterations": 1}}, seconds=2.0, learning_rates="0.1,1")
-    )
-    trials = list(part.trials("cpu"))
-    assert [type(case) for case in trials] == [TimedTrial] * 4
-    assert all(case.alone for case in trials)
-    case = TimedTraining(task=part.task, row=HIGHWAY, device="cpu", seed=0)
-    monkeypatch.setattr("gradfree.benchmarks.timing.side_by_side.Trainee.step_time", lambda self: 0.3)
-    results = case.run()
-    assert results.pop("steps") == 6
-    assert results == training(HIGHWAY, task=replace(TASK, steps=6)).run()
-    assert trials[0].run().keys() == {"steps", "losses", "fidelity", "validation", "sizes", "defaults"}
-    assert "2 s" in part.task.budget
-    assert case.id != TimedTraining(task=replace(part.task, seconds=3.0), row=HIGHWAY, device="cpu", seed=0).id
 
 
 def curve(*scores):
@@ -143,7 +126,6 @@ def runs_of(section, metric):
         ({"tasks": "points", "engines": {"truncated": {"window": [1, 0]}}}, "window must be at least 1"),
         ({"tasks": "points", "engines": "foton"}, "no engine to compare.*\npoints without foton"),
         ({"tasks": "points", "model": "residual_mlp"}, "--model residual_mlp needs --data module:function"),
-        ({"tasks": "points", "steps": 3, "seconds": 1.0}, "cannot be combined: give one"),
         ({"tasks": "points", "steps": 0}, "--steps must be above 0"),
         (
             {"tasks": "points", "batch_size": "4,0"},
