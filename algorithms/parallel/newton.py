@@ -62,9 +62,9 @@ class Newton(ToleranceEngine):
         return newton_gradients(chain, direct, self._options)
 
     @property
-    def gate_remedy(self) -> str:
-        """The end of the message for a layer without a gate, which ``jacobian="gate"`` needs."""
-        return "that carries its state. Use jacobian='diagonal'." if self.jacobian == "gate" else ""
+    def needs_residual(self) -> bool:
+        """Whether the Jacobian is that of the gate."""
+        return self.jacobian == "gate"
 
     @property
     def _options(self) -> NewtonOptions:

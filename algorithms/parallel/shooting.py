@@ -74,9 +74,9 @@ class Shooting(ToleranceEngine):
         return segmented_gradients(chain, direct, self._rule)
 
     @property
-    def gate_remedy(self) -> str:
-        """The end of the message for a layer without a gate, which the corrector needs."""
-        return "that could correct its borders. Use corrector=None." if self.corrector else ""
+    def needs_residual(self) -> bool:
+        """Whether the gate corrects the segments' borders."""
+        return self.corrector is not None
 
     @property
     def _rule(self) -> SegmentRule:

@@ -5,10 +5,7 @@ from __future__ import annotations
 from math import isfinite
 from numbers import Integral, Real
 
-import torch
-
 from gradfree.engines.engine import Engine
-from gradfree.errors import ChainError
 
 
 def check_count(engine: object, option: str, least: int) -> None:
@@ -60,13 +57,3 @@ def check_positive(engine: Engine, option: str) -> None:
     value = getattr(engine, option)
     if not (value > 0 and isfinite(value)):
         raise ValueError(f"{type(engine).__name__}: {option} must be positive and finite, not {value}.")
-
-
-def refuse_unresolved(engine: Engine, tolerance: float | None, dtype: torch.dtype) -> None:
-    """Raise if a relative tolerance is smaller than the machine epsilon of ``dtype``."""
-    finest = torch.finfo(dtype).eps
-    if tolerance is not None and tolerance < finest:
-        raise ChainError(
-            f"{type(engine).__name__}: tolerance={tolerance} is below the precision of states in {dtype}, "
-            f"{finest:.1e}. Use a larger tolerance, or states of higher precision."
-        )

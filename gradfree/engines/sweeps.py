@@ -16,7 +16,7 @@ from gradfree.chains.chain import Chain, ChainGradients
 from gradfree.chains.neighbors import Neighbors
 from gradfree.chains.report import Report
 from gradfree.engines.engine import Engine
-from gradfree.engines.options import check_count, check_positive, refuse_unresolved, whole_number
+from gradfree.engines.options import check_count, check_positive, whole_number
 from gradfree.engines.rank_segment import RankSegment
 from gradfree.engines.segmented import Segments
 from gradfree.wording import one
@@ -63,11 +63,9 @@ class SweepEngine(Engine):
         """Return the gradients after :attr:`sweeps` sweeps, or after as many as :attr:`tolerance` needs.
 
         Raises:
-            ChainError: the tolerance is below the precision of the states.
             TypeError: :meth:`split` did not return one factor for each link.
         """
         tolerance = self.tolerance
-        refuse_unresolved(self, tolerance, chain.like.dtype)
         factors = self.split(chain)
         if type(factors) is not type(chain.constant(0.0)) or (isinstance(factors, list) and len(factors) != len(chain)):
             got = f"a list of {len(factors)}" if isinstance(factors, list) else one(type(factors).__name__)

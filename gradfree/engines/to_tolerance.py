@@ -55,11 +55,6 @@ class ToleranceEngine(Engine):
         """The smallest allowed ``max_sweeps``."""
         return 1
 
-    @property
-    def gate_remedy(self) -> str:
-        """The end of the error message for a layer without a gate: purpose and remedy; "" if no gate is needed."""
-        return ""
-
     def solves(self, kind: type[Site]) -> bool:
         """Return whether ``kind`` is one of chains in time."""
         return kind.dimension == "time" and super().solves(kind)
@@ -69,7 +64,7 @@ class ToleranceEngine(Engine):
         return tolerance_for(self.tolerance, dtype)
 
     def judge(self, model: nn.Module, report: Report) -> Report:
-        """Return ``report`` with a problem for each chain that is too imprecise for the tolerance, or lacks a gate."""
+        """Return ``report`` with a problem for each chain that is too imprecise for the tolerance."""
         found = super().judge(model, report)
         problems = list(found.problems)
         for path, site in report.chains.items():
@@ -80,7 +75,4 @@ class ToleranceEngine(Engine):
                     f"{path!r} has weights of {coarse}, whose finest tolerance is {finest_tolerance(coarse):.0e}, not "
                     f"{self.tolerance:.0e}. Leave tolerance out, or make it larger."
                 )
-        if self.gate_remedy:
-            gateless = (path for path, site in report.chains.items() if not site.has_residual)
-            problems += [f"{path!r} has no gate {self.gate_remedy}" for path in gateless]
         return Report(found.chains, problems, found.notes)

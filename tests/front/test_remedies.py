@@ -56,12 +56,6 @@ class Recurrent(nn.Module):
         return self.plain(self.gated(x.view(4, 1, 6))[0])[0]
 
 
-def compiled():
-    model = blocks(Block)
-    model.compile(backend="eager")
-    return model
-
-
 REFUSED = {
     "no residual path": (lambda: blocks(Plain), "highway_bp", ["1"], {"fixed_point", "truncated"}),
     "no residual path, segments": (lambda: blocks(Plain), "highway_bp segments", ["1"], {"fixed_point", "truncated"}),
@@ -69,7 +63,6 @@ REFUSED = {
     "nothing in time": (lambda: blocks(Block), "shooting", None, {"fixed_point", "truncated"}),
     "no gate": (Recurrent, "highway_bp", None, {"dsf", "fixed_point", "truncated"}),
     "segments in time": (Recurrent, "fixed_point segments", None, {"shooting"}),
-    "compiled": (compiled, "highway_bp", None, {"fixed_point", "truncated"}),
     "a loss inside": (lambda: blocks(Keeping), "highway_bp", None, {"backprop"}),
     "in place": (lambda: blocks(InPlace), "highway_bp", None, {"backprop"}),
     "samples that mix": (lambda: blocks(Normed), "deeppcr", None, {"backprop"}),
