@@ -81,6 +81,15 @@ def test_a_state_that_the_next_layer_returns_unchanged_must_not_be_changed(engin
             net[at + 2](h)
 
 
+def test_a_loss_only_on_an_inner_state_with_a_freed_graph_is_refused():
+    net, x = tanh_net(), torch.randn(3, 8)
+    with ENGINES["foton, streaming"].attach(net, [""]):
+        inner = net[1](net[0](x))
+        net[2](inner)
+        with pytest.raises(ChainError, match="the loss uses the output of 1, but no output of the layers after it"):
+            inner.sum().backward()
+
+
 class Kept(nn.Tanh):
     """Stores a tensor from its inside."""
 
