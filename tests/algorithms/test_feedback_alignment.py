@@ -73,17 +73,6 @@ def test_fa_equals_lillicraps_formulas():
     assert_equal_gradients(actual, {name: p.grad for name, p in net.named_parameters()})
 
 
-@pytest.mark.filterwarnings("ignore::FutureWarning")
-@pytest.mark.parametrize("norm", [nn.utils.weight_norm, nn.utils.spectral_norm, nn.utils.parametrizations.weight_norm])
-def test_fa_with_b_equal_to_computed_weights_is_exact(norm):
-    net, x = dense(8, 6, 5, 3, bend=nn.Tanh).eval(), torch.randn(4, 8)
-    norm(net[2])
-    expected, _ = run(net, x)
-    assert_equal_gradients(
-        run(net, x, FA(), kept({path: net[int(path)].weight.detach() for path in "24"}))[0], expected
-    )
-
-
 class Residual(nn.Module):
     """A linear block: its Jacobian is the same everywhere."""
 
