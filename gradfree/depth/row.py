@@ -75,7 +75,8 @@ class _Blocks(Function):
         states = [state]
         for path, block in row.blocks:
             given = states[-1]
-            before, out = version(given), block(given)
+            # Not block(given): the recorder's hooks would cost as much as a small block. There are no other hooks.
+            before, out = version(given), block.forward(given)
             if type(out) is not Tensor or out.shape != state.shape or out.dtype is not state.dtype:
                 raise ChainError(
                     f"{path} returns a state of another shape or dtype than its input. Attach with batched=False."
@@ -134,6 +135,7 @@ class SequentialRow:
             and kind.forward is nn.Sequential.forward
             and kind.__iter__ is nn.Sequential.__iter__
             and "forward" not in vars(container)
+            and all(type(b).__call__ is nn.Module.__call__ for b in blocks)
             and list(container._modules.values()) == list(blocks)
             and all(type(port := port_of(b)) is Port and port.position == 0 for b in blocks)
         )
@@ -152,7 +154,7 @@ class SequentialRow:
         if not self._can_skip_hooks(input):
             return self._one_by_one(input)
         self._chain.check(self.blocks[0][1])
-        plan = self._plan(input)
+        plan = self._plan(input, found := self._tensors())
         if isinstance(plan, str):
             if self._chain.attachment.batched is True:
                 raise ChainError(
@@ -160,7 +162,7 @@ class SequentialRow:
                     f"{plan}. Use batched='auto', which batches blocks where this is possible and faster."
                 )
             return self._one_by_one(input)
-        tensors = [t for _, block in self.blocks for t in tensors_of(block).values()]
+        tensors = [t for t in found if t is not None]
         parameters = list({id(t): t for t in tensors if t.requires_grad}.values())
         return _Blocks.apply(self, plan, tensors, input, *parameters)
 
@@ -200,16 +202,19 @@ class SequentialRow:
             and (state.requires_grad or any(t.requires_grad for t in self._container.parameters()))
         )
 
-    def _plan(self, state: Tensor) -> _Plan | str:
-        """Return the plan of this pass, or a string: why the blocks run one by one."""
+    def _tensors(self) -> list[Tensor | None]:
+        """Return the blocks' current parameters and buffers, in the order of :func:`tensors_of`."""
         values = self._watched_values()
         if len(values) != len(self._known) or not all(map(is_, values, self._known)):
             self._watch()
+        return [t for m in self._modules for own in (m._parameters, m._buffers) for t in own.values()]
+
+    def _plan(self, state: Tensor, tensors: Sequence[Tensor | None]) -> _Plan | str:
+        """Return the plan of this pass, or a string: why the blocks run one by one."""
         hooked = has_global_hook() or any(len(hooks) != count for hooks, count in self._hooks)
         replaced = any("forward" in vars(module) for module in self._modules)
         if hooked or replaced or list(self._container._modules.values()) != [block for _, block in self.blocks]:
             return "they have hooks or another forward"
-        tensors = [t for m in self._modules for named in (m._parameters, m._buffers) for t in named.values()]
         if not all(t is None or t.is_leaf for t in tensors):  # torch.func.functional_call has put them in.
             return "they have computed parameters"
         key: Hashable = (

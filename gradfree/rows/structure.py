@@ -25,10 +25,13 @@ def structure_of(block: nn.Module) -> nn.Module:
 
 
 def tensors_of(block: nn.Module) -> dict[str, Tensor]:
-    """Return the parameters and buffers of ``block``, by name; a shared one appears under each of its names."""
+    """Return the parameters and buffers of ``block``, module by module; a shared one appears under each name."""
     return {
-        **dict(block.named_parameters(remove_duplicate=False)),
-        **dict(block.named_buffers(remove_duplicate=False)),
+        f"{path}.{name}" if path else name: tensor
+        for path, module in block.named_modules(remove_duplicate=False)
+        for own in (module._parameters, module._buffers)
+        for name, tensor in own.items()
+        if tensor is not None
     }
 
 

@@ -158,6 +158,15 @@ def test_batched_true_is_refused_where_no_row_is_possible():
             gradfree.create_engine(engine, **options).attach(model, [chain], batched=True)
 
 
+def test_a_layer_that_is_replaced_between_two_passes_is_trained_by_the_second():
+    model, x = net(), torch.randn(4, 6)
+    with attach(model, batched="auto"):
+        model(x).sum().backward()
+        model.blocks[2].linear = nn.Linear(6, 6)
+        mine = gradients(model, lambda: model(x))
+    assert_equal_gradients(mine, gradients(model, lambda: model(x)))
+
+
 def test_freezing_a_block_after_the_forward_pass_does_not_change_other_gradients():
     model = net()
     with attach(model):

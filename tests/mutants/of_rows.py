@@ -60,6 +60,11 @@ MUTANTS = (
         ),
     ),
     mutant(
+        "a replaced layer is not noticed in a row",
+        "depth/test_rows.py",
+        ("gradfree/depth/row.py", "            self._watch()\n        return", "            pass\n        return"),
+    ),
+    mutant(
         "a change of modes is not noticed",
         ROWS,
         (DEPTH, "            tuple([m.training for m in self._modules]),\n", ""),
