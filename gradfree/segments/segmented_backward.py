@@ -12,7 +12,7 @@ from gradfree.algebra.cotangents import Factor
 from gradfree.chains.chain import ChainGradients
 from gradfree.convergence.outcome import largest
 from gradfree.segments.gru_backward import GRUSegmentsBackward
-from gradfree.segments.layout import join_segments, split_into_rows, split_segments
+from gradfree.segments.layout import join_segments, split_segments
 from gradfree.segments.multiple_shooting import SweepResult, solve_borders
 from gradfree.segments.rule import ChainPass, FinishedPass, SegmentPlan, SegmentRule
 from gradfree.time.closed_chain import CellChain
@@ -61,15 +61,12 @@ class _BackwardSegments:
 
     def __init__(self, chain: TimeChain, direct: State, plan: SegmentPlan):
         self.chain, self.length, self.count, self.burn = chain, len(chain), plan.count, plan.burn
-        # Closed forms work on views; other cells need one batch dimension.
-        regroup = split_segments if isinstance(chain, CellChain) else split_into_rows
-        self.links = chain.rearranged(lambda x: regroup(x, self.count))
+        self.links = chain.rearranged(lambda x: split_segments(x, self.count))
         given = [torch.zeros_like(direct[0]) if e is None else e for e in direct]
         if missing := -self.length % self.count:
             # The padding of the last segment has no cotangents.
             given = [F.pad(e, (0, 0, 0, 0, 0, missing)) for e in given]
-        self.terms = tuple(regroup(e, self.count) for e in given)
-        self.rows = self.terms[0].shape[1:-1]
+        self.terms = tuple(split_segments(e, self.count) for e in given)
         self.sizes = [largest(e) for e in given]
 
     def guess(self) -> list[Tensor]:
@@ -82,7 +79,7 @@ class _BackwardSegments:
 
     def run(self, entering: Sequence[Tensor]) -> SweepResult:
         """Run the VJPs of all segments from the entering cotangents."""
-        delta = self.links.unroll(self.terms, [enters.view(*self.rows, -1) for enters in entering])
+        delta = self.links.unroll(self.terms, [enters.flatten(0, 1) for enters in entering])
         of = [torch.maximum(largest(d), size) for d, size in zip(delta, self.sizes, strict=True)]
         return SweepResult(delta, self._leaving(delta), of)
 

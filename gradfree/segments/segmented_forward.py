@@ -11,7 +11,7 @@ from torch import Tensor
 from gradfree.algebra.cotangents import Factor
 from gradfree.convergence.outcome import largest
 from gradfree.segments.gru import GRUSegments, keeps_gates
-from gradfree.segments.layout import join_segments, split_into_rows
+from gradfree.segments.layout import join_segments, split_segments
 from gradfree.segments.multiple_shooting import SweepResult, solve_borders
 from gradfree.segments.rule import ChainPass, FinishedPass, SegmentPlan, SegmentRule
 from gradfree.time.closed_forms import linearise
@@ -63,7 +63,7 @@ class _ForwardSegments:
         self.recurrence, self.plan = recurrence, plan
         self.count = plan.count
         self.steps = len(recurrence.x) // self.count
-        self.x = split_into_rows(recurrence.x[: self.steps * self.count], self.count)
+        self.x = split_segments(recurrence.x[: self.steps * self.count], self.count)
         self.has_remainder = self.steps * self.count < len(recurrence.x)
         self.first = [part.flatten(0, -2) for part in recurrence.first]
 

@@ -97,7 +97,7 @@ class Linearised(ABC):
 
     @abstractmethod
     def unroll(self, direct: State, entering: Sequence[Tensor] | None = None) -> State:
-        """Return the exact δ_t = e_t + δ_{t+1} F_{t+1}, step by step, for any number of batch dimensions.
+        """Return the exact δ_t = e_t + δ_{t+1} F_{t+1}, step by step.
 
         Args:
             direct: e, part by part.
@@ -136,7 +136,7 @@ class LinearisedRNN(Linearised):
         delta = _with_entering(direct[0].clone(), entering, 0)
         steps, slopes = delta.unbind(0), self.slope.unbind(0)
         for t in range(len(steps) - 1, 0, -1):
-            _add_product(steps[t - 1], steps[t] * slopes[t], self.weight)
+            steps[t - 1].addmm_(steps[t] * slopes[t], self.weight)
         return (delta,)
 
 
@@ -195,7 +195,7 @@ class LinearisedGRU(Linearised):
         e, steps, factors, z = (x.unbind(0) for x in (direct[0], delta, self.factors, self.carry))
         for t in range(len(steps) - 1, 0, -1):
             torch.addcmul(e[t - 1], steps[t], z[t], out=steps[t - 1])
-            _add_product(steps[t - 1], (factors[t] * steps[t].unsqueeze(-2)).flatten(-2), self.weight)
+            steps[t - 1].addmm_((factors[t] * steps[t].unsqueeze(-2)).flatten(-2), self.weight)
         return (delta,)
 
 
@@ -268,7 +268,7 @@ class LinearisedLSTM(Linearised):
             whole = torch.addcmul(cs[t], hs[t], outs[t])
             cs[t - 1].addcmul_(whole, fs[t])
             parts = torch.stack([whole, whole, whole, hs[t]], -2)
-            _add_product(hs[t - 1], (factors[t] * parts).flatten(-2), self.weight)
+            hs[t - 1].addmm_((factors[t] * parts).flatten(-2), self.weight)
         return delta_h, delta_c
 
 
@@ -277,14 +277,6 @@ def _with_entering(delta: Tensor, entering: Sequence[Tensor] | None, part: int) 
     if entering is not None:
         delta[-1] += entering[part]
     return delta
-
-
-def _add_product(step: Tensor, rows: Tensor, weight: Tensor) -> None:
-    """Add ``rows @ weight`` to ``step`` in place, in one call if ``step`` is a matrix."""
-    if step.dim() == 2:
-        step.addmm_(rows, weight)
-    else:
-        step += rows @ weight
 
 
 def through_tanh(cotangent: Tensor, y: Tensor) -> Tensor:
