@@ -137,7 +137,6 @@ class CellRecorder:
         before = [torch.cat([f.unsqueeze(0), s[:-1]]) for f, s in zip(first, states, strict=True)]
         cell = self.layer.cell
         chain = UnrolledChain(cell, x, before, ctx.parameters, wanted, memory, self.where)
-        chain.keep_graph = self.attachment.compares
         # Comparing causes a sync, so it is done once, and again after the cell changes (its mode, a rate, a mask). It
         # finds cells that draw random numbers, count calls or mix rows; a single step does not show the latter.
         now = held_marks(cell)

@@ -39,9 +39,6 @@ class UnrolledChain(TimeChain):
         ChainError: the cell has other parameters now, or uses tensors that need gradients and are not registered.
     """
 
-    keep_graph = False
-    """Whether to keep the graph, because the chain is solved twice."""
-
     def __init__(
         self,
         cell: nn.Module,
@@ -109,7 +106,7 @@ class UnrolledChain(TimeChain):
 
     def rest_vjp(self, delta: State, factors: SplitJacobian) -> State:
         """Return δ_t (F_t - K_t) for t = 2..T."""
-        vjps = self._vjp(delta, self.before, keep=True)
+        vjps = self._vjp(delta, self.before)
         whole = (plus(v, times(d, -known)) for v, d, known in zip(vjps, delta, factors.known, strict=True))
         return tuple(None if v is None else v[1:] for v in whole)
 
@@ -139,17 +136,17 @@ class UnrolledChain(TimeChain):
         self.record_delta(delta)
         x = [self.x] if self.x.requires_grad else []
         with without_hooks(self.trained):
-            vjps = iter(self._vjp(delta, [*self.before, *x, *self.trained], keep=self.keep_graph))
+            vjps = iter(self._vjp(delta, [*self.before, *x, *self.trained]))
         initial = tuple(None if (g := next(vjps)) is None else g[0] for _ in self.before)
         of_x = next(vjps) if x else None
         of_trained = {id(p): g for p, g in zip(self.trained, vjps, strict=True)}
         return ChainGradients(initial, [of_x], [of_trained.get(id(p)) for p in self.parameters])
 
-    def _vjp(self, delta: State, targets: Sequence[Tensor], keep: bool) -> tuple[Tensor | None, ...]:
+    def _vjp(self, delta: State, targets: Sequence[Tensor]) -> tuple[Tensor | None, ...]:
         live = [(a, d) for a, d in zip(self.after, delta, strict=True) if d is not None and a.requires_grad]
         # Copies, as custom functions may write to the cotangents that they are given.
         after, cotangents = zip(*((a, d.clone()) for a, d in live), strict=True)
-        return torch.autograd.grad(after, targets, cotangents, retain_graph=keep, allow_unused=True)
+        return torch.autograd.grad(after, targets, cotangents, retain_graph=True, allow_unused=True)
 
 
 @dataclass(frozen=True)
