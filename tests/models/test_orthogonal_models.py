@@ -55,13 +55,6 @@ def test_abs_and_groupsort_preserve_norms_and_foton_trains_them(name, activation
     assert all(g is not None and g.any() for g in found.values())
 
 
-@pytest.mark.parametrize(("in_channels", "channels"), [(1, [4, 16]), (3, [6, 16])])
-def test_orthogonal_lenet_has_at_most_four_channels_for_each_input_channel(in_channels, channels):
-    layers = weighted(gradfree.create_model("orthogonal_lenet", in_channels=in_channels))
-    assert [layer.out_channels for layer in layers[:2]] == channels
-    assert [layer.out_features for layer in layers[2:]] == [120, 84, 10]
-
-
 def test_the_default_convnet_keeps_the_number_of_elements_up_to_its_head():
     model, x = gradfree.create_model("orthogonal_convnet"), torch.randn(2, 3, 32, 32)
     for layer in model.layers[:-1]:

@@ -78,16 +78,6 @@ def test_clip_bounds_the_weights_of_the_state():
     torch.testing.assert_close(gru(x)[0], free(x)[0])
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [((0, 4), "input_size must be"), ((3, 0), "hidden_size must be"), ((3, 4, False, 0.0), "clip must be positive")],
-)
-def test_bad_sizes_are_refused(options, message):
-    for layer in LAYERS.values():
-        with pytest.raises(ValueError, match=message):
-            layer(*options)
-
-
 @pytest.mark.parametrize("name", LAYERS)
 def test_highway_bp_is_exact_without_sweeps_only_if_the_jacobian_is_diagonal(name):
     """Exact at k = 0 for ParaGRU, not for ParaLSTM, whose F has a 2×2 block for each unit."""
