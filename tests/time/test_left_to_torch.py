@@ -41,10 +41,7 @@ class Packed(nn.Module):
 
 LEFT = {
     "an LSTM in float32, wide": (lambda: nn.LSTM(3, 64).float(), (20, 64, 3)),
-    "stacked, both directions": (
-        lambda: nn.LSTM(3, 8, num_layers=2, bidirectional=True, dropout=0.0).float(),
-        (20, 4, 3),
-    ),
+    "stacked, both directions": (lambda: nn.LSTM(3, 8, 2, bidirectional=True).float(), (20, 4, 3)),
     "an LSTM in float32, packed": (lambda: Packed(nn.LSTM(3, 8).float()), (20, 4, 3)),
     "short, batch first": (lambda: nn.GRU(3, 8, batch_first=True), (4, 5, 3)),
 }

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from oracles import assert_close, assert_unchanged, snapshot
-from recurrent_tasks import HIDDEN, INPUT, Task
+from recurrent_tasks import HIDDEN, INPUT
 from torch import nn
 
 import gradfree
@@ -58,17 +58,12 @@ def test_dsf_is_exact_where_the_jacobian_is_its_diagonal():
 
 def test_highway_bp_uses_the_update_gate_and_dsf_gate_its_mean():
     """At k = 0: δ_t = e_t + z_{t+1} δ_{t+1}, compared with a loop that uses the gate of torch's cell equations."""
-    task, length = Task("gru", 9), 9
-    module, x = task.module, task.x.detach()
+    module, x, length = nn.GRU(INPUT, HIDDEN), torch.randn(9, 5, INPUT), 9
     with torch.no_grad():
         out = module(x)[0]
         before = torch.cat([torch.zeros(1, 5, HIDDEN), out[:-1]])
-        part = slice(HIDDEN, 2 * HIDDEN)
-        z = torch.sigmoid(
-            (x @ module.weight_ih_l0.t() + module.bias_ih_l0 + before @ module.weight_hh_l0.t() + module.bias_hh_l0)[
-                ..., part
-            ]
-        )
+        sums = x @ module.weight_ih_l0.t() + module.bias_ih_l0 + before @ module.weight_hh_l0.t() + module.bias_hh_l0
+        z = torch.sigmoid(sums[..., HIDDEN : 2 * HIDDEN])
     e = torch.randn(length, 5, HIDDEN)
     for engine, carry in (
         (gradfree.create_engine("highway_bp", iterations=0), z),
@@ -83,17 +78,17 @@ def test_highway_bp_uses_the_update_gate_and_dsf_gate_its_mean():
         states = cell(x.flatten(0, 1), before.flatten(0, 1))
         expected = torch.autograd.grad((states * delta.flatten(0, 1)).sum(), list(cell.parameters()))
         with engine.attach(module):
-            actual = torch.autograd.grad((task.run()[0] * e).sum(), list(module.parameters()))
+            actual = torch.autograd.grad((module(x)[0] * e).sum(), list(module.parameters()))
         assert_close(actual, expected)
 
 
 def test_dsf_refuses_a_feedback_of_another_width():
-    task = Task("gru", 5)
+    module = nn.GRU(INPUT, HIDDEN)
     with (
-        gradfree.create_engine("dsf", feedback=torch.rand(3)).attach(task.module),
+        gradfree.create_engine("dsf", feedback=torch.rand(3)).attach(module),
         pytest.raises(gradfree.ChainError, match="feedback has 3 numbers, but the states have 4 units"),
     ):
-        task.gradients()
+        module(torch.randn(5, 2, INPUT))[0].sum().backward()
 
 
 BAD = {

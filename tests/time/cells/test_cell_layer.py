@@ -21,15 +21,6 @@ def test_a_cell_layer_from_zeros_equals_torchs_fused_layer():
     torch.testing.assert_close((h.unsqueeze(0), c.unsqueeze(0)), finals)
 
 
-def test_parameters_of_functional_call_are_refused():
-    """The cell runs again after the parameters are restored."""
-    task = Task("leaky", 5)
-    given = {name: (1.5 * p.detach()).requires_grad_() for name, p in task.layer.named_parameters()}
-    with backprop(task):
-        out = torch.func.functional_call(task.layer, given, (task.x, task.state))[0]
-        assert "cell has other parameters in the backward pass" in refusal(out.sum().backward)
-
-
 def test_hooks_and_the_own_forward_of_elementwise_cells_are_called():
     class Doubled(ParaGRUCell):
         def forward(self, x, state):
