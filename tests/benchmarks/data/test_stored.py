@@ -13,7 +13,6 @@ from gradfree.benchmarks.data.text import Text
 from gradfree.cli import main
 
 CHARACTERS = Text("tiny", unit="character", vocabulary=5, length=3, held_out=2)
-WORDS = Text("tiny", unit="word", vocabulary=4, length=2, held_out=9)
 
 
 @pytest.fixture
@@ -36,16 +35,6 @@ def test_characters_are_numbered_by_frequency_in_the_training_split(root):
     assert train.targets.tolist() == [[1, 1, 1], [2, 2, 2], [3, 3, 4]]
     assert (validation.inputs.tolist(), validation.targets.tolist()) == ([[1, 2, 3]], [[2, 3, 0]])
     assert test.inputs.tolist() == [[2, 1, 2], [1, 2, 1]]
-
-
-def test_words_are_the_most_frequent_ones_and_the_ends_of_lines(root):
-    store(root, train=["the cat \n", "", "the dog of the cat"], validation=["the the\n"], test=["a cat", "dog"])
-    train, validation, test = WORDS()
-    end, the, cat, rare = 1, 2, 3, 0
-    assert train.inputs.tolist() == [[the, cat], [end, end], [the, rare], [rare, the]]
-    assert train.targets.tolist() == [[cat, end], [end, the], [rare, rare], [the, cat]]
-    assert validation.inputs.tolist() == [[the, the]]
-    assert (test.inputs.tolist(), test.targets.tolist()) == ([[rare, cat], [end, rare]], [[cat, end], [rare, end]])
 
 
 def test_pieces_are_bytes_and_the_most_frequent_merges(root):

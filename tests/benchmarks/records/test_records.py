@@ -54,21 +54,6 @@ def test_records_of_a_newer_schema_are_refused_and_kept(tmp_path):
     assert file.path.read_bytes() == before
 
 
-def test_an_unreadable_or_unwritable_file_is_an_error(tmp_path, monkeypatch):
-    """Tried with a folder in place of the file, and with a folder without write permission."""
-    file = RecordFile(tmp_path / "records.jsonl")
-    file.path.mkdir()
-    with pytest.raises(UsageError, match=r"records\.jsonl cannot be read: Is a directory"):
-        file.read()
-
-    def refuse(*args, **kwargs):
-        raise PermissionError(13, "Permission denied")
-
-    monkeypatch.setattr("gradfree.benchmarks.records.records.FileLock.acquire", refuse)
-    with pytest.raises(UsageError, match=r"cannot write to .*: Permission denied. Choose another folder"):
-        file.reserved().__enter__()
-
-
 def test_a_failure_does_not_hide_a_result(tmp_path):
     """Whatever the order: a case may be run again."""
     file, failed, done = RecordFile(tmp_path / "records.jsonl"), failure(HIGH, "first"), measure(HIGH)
@@ -102,14 +87,7 @@ def test_a_full_disk_loses_nothing_that_was_written(tmp_path, monkeypatch, writt
 
 
 @pytest.mark.parametrize(
-    "line",
-    [
-        "not json",
-        "[1, 2]",
-        '{"case": "a"}',
-        '{"schema": 1, "case": "a"}',
-        '{"schema": 0, "case": "a", "results": {}}',
-    ],
+    "line", ["not json", "[1, 2]", '{"schema": 1, "case": "a"}', '{"schema": 0, "case": "a", "results": {}}']
 )
 def test_the_error_names_an_invalid_line(tmp_path, line):
     file = RecordFile(tmp_path / "records.jsonl")

@@ -2,7 +2,6 @@
 
 import json
 import re
-from collections import defaultdict
 
 import altair as alt
 import pytest
@@ -47,22 +46,6 @@ def drawn(chart):
 def channels(spec, name):
     """Return the encodings of this name in all layers of a chart."""
     return [layer["encoding"][name] for layer in spec["layer"] if name in layer.get("encoding", {})]
-
-
-def colors(spec):
-    """Return the color of each label."""
-    scales = [channel["scale"] for channel in channels(spec, "color") if "scale" in channel]
-    return dict(pair for scale in scales for pair in zip(scale["domain"], scale["range"], strict=True))
-
-
-@pytest.mark.slow
-def test_a_label_has_one_color_in_all_charts_of_a_report(published):
-    found = defaultdict(set)
-    for name, _, one in published:
-        for label, color in colors(one).items():
-            found[name, label].add(color)
-    assert {label for _, label in found} > {"backprop", "foton", "highway_bp with k iterations", "truncated w=1"}
-    assert {key: seen for key, seen in found.items() if len(seen) > 1} == {}
 
 
 @pytest.mark.slow

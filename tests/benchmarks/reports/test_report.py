@@ -8,7 +8,7 @@ from math import nan
 import pytest
 from report_records import RECORDS, TRAININGS, fact_values, failed, markdown, table_rows, timed, trained
 from rich.console import Console
-from tiny_suite import CHAIN, HIGHWAY, PLAIN, SUITE, TASK, training
+from tiny_suite import CHAIN, HIGHWAY, SUITE, TASK, training
 
 from gradfree.benchmarks.records.records import RecordFile
 from gradfree.benchmarks.reports.publication import publish
@@ -31,10 +31,6 @@ WORDS = [
 ]
 
 
-def bullets(text):
-    return [line[2:] for line in text.splitlines() if line.startswith("- ") and not line.startswith("- **")]
-
-
 def printed(section, width=80):
     console = Console(width=width, file=io.StringIO())
     print_section(section, console)
@@ -45,6 +41,8 @@ def test_the_table_has_the_figures():
     text = markdown(*sections(SUITE, RECORDS))
     assert table_rows(text) == FIGURES
     assert "points: residual_mlp, 7 steps, seeds: 3, device: cpu, threads: 1" in text
+    sentences = [line[2:] for line in text.splitlines() if line.startswith("- ") and not line.startswith("- **")]
+    assert sentences[: len(WORDS)] == WORDS
 
 
 def test_the_terminal_shows_every_figure_in_eighty_columns():
@@ -55,10 +53,6 @@ def test_the_terminal_shows_every_figure_in_eighty_columns():
     assert "…" not in text
     assert summary.legend.split()[-1] in text
     assert " ".join(text.split()).endswith(WORDS[-1])
-
-
-def test_the_report_has_the_expected_sentences():
-    assert bullets(markdown(*sections(SUITE, RECORDS)))[: len(WORDS)] == WORDS
 
 
 def test_a_diverged_run_is_shown_as_diverged():
@@ -98,14 +92,6 @@ def test_records_of_another_configuration_are_ignored():
     assert records_of(SUITE, RECORDS | stale) == list(RECORDS.values())
 
 
-def test_devices_are_not_mixed():
-    other = dict(trained(PLAIN, [50, 50], [50, 50], device="cuda"))
-    cpu, cuda = sections(SUITE, RECORDS | other)
-    for section, device, score in ((cpu, "cpu", 96), (cuda, "cuda", 50)):
-        assert section.facts["device"].unique().to_list() == [device]
-        assert fact_values(section, metric="test accuracy", row="autograd")[0] == score
-
-
 def test_the_command_report_prints_and_writes_the_report(tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(SUITES, "tiny", SUITE)
     file = RecordFile(tmp_path / "records.jsonl")
@@ -128,15 +114,8 @@ def test_facts_have_units_and_intervals():
     assert (value, seeds) == (-6, 3)
     assert (low, high) == pytest.approx((-28.36, 16.36), abs=0.01)
     assert fact_values(section, row=row, metric="step time", unit="s")[:3] == (0.005, 0.0049, 0.0051)
-    assert fact_values(section, row=row, metric="step time", unit="× autograd")[:3] == (0.5, 0.49, 0.51)
-    assert fact_values(section, row=row, metric="peak memory", unit="MiB")[0] == 10
     assert fact_values(section, row=row, metric="peak memory", unit="× autograd")[0] == 2.5
-    assert fact_values(section, row=row, metric="validation accuracy", unit="%")[0] == 91
-    assert fact_values(section, row=row, metric="cosine with the exact gradient", unit="1")[0] == 0.75
     assert fact_values(section, row=row, metric="on the Pareto front", unit="1")[0] == 1
-    assert fact_values(section, row="backprop via chain", metric="on the Pareto front", unit="1")[0] == 0
-    assert fact_values(section, row=row, metric="learning rate", unit="1")[0] == TASK.learning_rate
-    assert fact_values(section, row=row, metric="failed runs", unit="1")[0] == 0
     runs = [fact_values(section, row=row, metric="test accuracy", seed=seed)[0] for seed in range(3)]
     assert runs == [80, 90, 100]
 

@@ -40,16 +40,8 @@ def of(*rows, **changes):
     return (Comparison(replace(TASK, **changes), (PLAIN, *rows)),)
 
 
-def right():
-    return of()
-
-
 def engine():
     return of(Row("mine", "higway_bp", {}))
-
-
-def twice():
-    return of(PLAIN)
 
 
 def width():
@@ -76,7 +68,6 @@ def run(tmp_path, monkeypatch):
     ("suite", "message"),
     [
         ("engine", "mine: no engine is called 'higway_bp'"),
-        ("twice", "mine: 2 rows are called 'backprop'"),
         ("width", "mine: residual_mlp cannot be trained on these data: mat1 and mat2"),
         ("local", "Can't pickle local object 'local.<locals>.<lambda>'"),
     ],
@@ -88,8 +79,3 @@ def test_an_invalid_suite_is_an_error_before_anything_runs(suite, message, run, 
     assert message in printed.err
     assert "Traceback" not in printed.err
     assert not printed.out
-
-
-def test_a_valid_suite_passes_the_dry_run(run, capsys):
-    run("right", "--dry-run", "--seeds", "1")
-    assert "2 of 2 cases would run" in capsys.readouterr().out

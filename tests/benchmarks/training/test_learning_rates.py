@@ -5,12 +5,10 @@ from math import inf, nan
 
 import pytest
 from report_records import markdown
-from tiny_suite import HIGHWAY, PLAIN, TASK, TUNED, fake, training
+from tiny_suite import HIGHWAY, TASK, TUNED, fake, training
 
-from gradfree.benchmarks.records.records import RecordFile, failure
+from gradfree.benchmarks.records.records import failure
 from gradfree.benchmarks.reports.report import sections
-from gradfree.benchmarks.running.runner import run_cases
-from gradfree.benchmarks.running.workers import Workers
 from gradfree.benchmarks.tasks.catalogue import PYDOC
 from gradfree.benchmarks.tasks.task import Score
 from gradfree.benchmarks.training.comparison import Trial
@@ -34,6 +32,9 @@ TRIED = tried(backprop=[70, 90, 80], highway_bp=[70, 80, 90])
 
 def test_each_row_has_the_rate_of_its_best_trial():
     assert rates(TUNED, TRIED) == [MIDDLE, HIGH]
+    assert rates(TUNED, dict(list(TRIED.items())[:-1])) == [MIDDLE, None]
+    best = {case.id: failure(case, "out of memory") for case in TUNED.trials("cpu") if case.id == list(TRIED)[1]}
+    assert rates(TUNED, TRIED | dict(best.items())) == [HIGH, HIGH]
     lower = tried(LOWER_IS_BETTER, backprop=[7, 9, 8], highway_bp=[7, 8, 6])
     assert rates(LOWER_IS_BETTER, lower) == [LOW, HIGH]
 
@@ -43,21 +44,6 @@ def test_a_diverged_trial_is_not_chosen(part):
     assert rates(part, tried(part, backprop=[nan, 1, nan], highway_bp=[1, nan, nan])) == [MIDDLE, LOW]
     worst = -inf if part is TUNED else inf
     assert rates(part, tried(part, backprop=[worst, 1, worst], highway_bp=[nan, nan, 1])) == [MIDDLE, HIGH]
-
-
-def test_a_failed_trial_is_not_chosen():
-    failed = {name: failure(case, "out of memory") for case in TUNED.trials("cpu") if (name := case.id) in TRIED}
-    best = list(TRIED)[1]
-    assert rates(TUNED, TRIED | {best: failed[best]}) == [HIGH, HIGH]
-    assert None not in rates(TUNED, failed)
-
-
-def test_a_row_depends_on_all_of_its_trials():
-    *others, last = TRIED
-    incomplete = {name: TRIED[name] for name in others}
-    assert rates(TUNED, incomplete) == [MIDDLE, None]
-    assert rates(TUNED, {}) == [None, None]
-    assert last.startswith("trial/points/highway_bp k=1 at 0.1/cpu/seed -1/")
 
 
 def test_a_trial_is_a_training_run_without_a_test_score(monkeypatch):
@@ -91,13 +77,3 @@ def test_the_report_shows_the_chosen_rates_and_their_runs():
     assert (plain[1], highway[1]) == ("80.00 ± 0.00", "90.00 ± 0.00")
     assert "seeds: 2" in section.title
     assert "learning rate of 0.001, 0.01, 0.1 with the best validation score" in section.legend
-
-
-@pytest.mark.processes
-@pytest.mark.slow
-def test_cases_that_must_run_alone_come_last_and_one_by_one(tmp_path, monkeypatch):
-    order = []
-    monkeypatch.setattr(RecordFile, "append", lambda self, record: order.append(record["kind"]))
-    wanted = [*TUNED.timing("cpu"), training(PLAIN), training(HIGHWAY)]
-    run_cases(lambda records: wanted, RecordFile(tmp_path / "records.jsonl"), Workers(2))
-    assert order == ["training", "training", "speed"]
