@@ -13,7 +13,6 @@ from torch import nn
 
 import gradfree
 from gradfree.choosing.turns import Turns
-from gradfree.testing.cases.models import plain_model
 
 WAYS = ["Backprop()", "Backprop(plain=True)", "Newton()", "Shooting()"]
 ENGINES = ["Backprop", None, "Newton", "Shooting"]
@@ -87,16 +86,10 @@ def test_every_step_has_exact_gradients_and_the_fastest_engine_stays(fastest, nu
     torch.testing.assert_close([*model.parameters()], [*plain.parameters()], rtol=1e-9, atol=1e-9)
 
 
-def test_steps_of_other_models_optimizers_do_not_count():
+def test_only_the_first_of_the_models_own_optimizers_counts():
     model, other = fresh(), fresh()
-    with gradfree.create_engine("auto").attach(model) as handle:
-        assert set(train(model, torch.optim.SGD(other.parameters(), 0.1), steps=12)) == {"Backprop"}
-        assert handle.chosen is None
-
-
-def test_only_the_first_of_several_optimizers_counts():
-    model = fresh()
-    both = [torch.optim.SGD(model.rnn.parameters(), 0.1), torch.optim.SGD([model.rnn.weight_ih_l0], 0.1)]
+    owned = (other.parameters(), model.rnn.parameters(), [model.rnn.weight_ih_l0])
+    both = [torch.optim.SGD(parameters, 0.1) for parameters in owned]
     with gradfree.create_engine("auto").attach(model):
         assert train(model, *both, steps=10) == ["Backprop"] * 9 + [None]
 
@@ -129,18 +122,6 @@ def test_a_checkpoint_from_before_the_choice_starts_the_turns_again():
     again.load_state_dict(optimizer.state_dict())
     assert again.handle.chosen is None
     assert train(resumed, again, steps=10) == ["Backprop"] * 9 + [None]
-
-
-def test_a_saved_choice_that_is_not_a_candidate_is_not_loaded(fastest):
-    fastest(3)
-    model = fresh()
-    optimizer = wrapped(model)
-    train(model, optimizer, steps=37)
-    with pytest.warns(UserWarning, match="nothing is attached.*plain=False takes 'blocks'"):
-        other = gradfree.create_engine("auto").attach(plain_model())
-    assert other.candidates == WAYS[:1]
-    other.load_state_dict(optimizer.handle.state_dict())
-    assert other.chosen == WAYS[0]
 
 
 def test_detaching_during_the_turns_restores_the_model():

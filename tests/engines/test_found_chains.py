@@ -101,12 +101,6 @@ def test_chains_that_are_found(name):
     assert_exact(make())
 
 
-def test_a_compiled_block_belongs_to_its_chain():
-    """It counts as a block of its original class."""
-    model = Rows(blocks=nn.ModuleList([torch.compile(Plain(), backend="eager"), Plain(), Plain()]))
-    assert list(assert_exact(model, engine=gradfree.create_engine("fixed_point", iterations=2)).chains) == ["blocks"]
-
-
 def dense(*widths):
     return (nn.Sequential(nn.Linear(6, width), nn.Tanh(), nn.Linear(width, 6)) for width in widths)
 
