@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -13,7 +12,7 @@ from gradfree.chains.kinds import known_kinds
 from gradfree.chains.refusals import attached
 from gradfree.chains.report import Report, path_name
 from gradfree.chains.site import Site
-from gradfree.time.cell_layer import CellLayer, ElementwiseCell
+from gradfree.time.cell_layer import ElementwiseCell
 from gradfree.wording import did_you_mean
 
 Kinds = Sequence[type[Site]]
@@ -50,8 +49,8 @@ def validate(model: nn.Module, chains: Chains | None, kinds: Kinds, left: Kinds 
     else:
         paths = [path for path in chains if isinstance(path, str)]
         rows = [row for row in chains if not isinstance(row, str)]
-        named = [path for path in [*paths, *(path for row in rows for path in row)] if path in modules]
-        problems = [*_path_problems(modules, paths, (*kinds, *left), bool(rows)), *_row_problems(modules, rows)]
+        named = [path for row in (paths, *rows) for path in row if path in modules]
+        problems = [*_path_problems(modules, paths, rows, (*kinds, *left))]
         mine = {path: modules[path] for path in paths if path in modules and not _kind(modules[path], left)}
         sites = {path: kind(path, module) for path, module in mine.items() if (kind := _kind(module, kinds))}
         if not problems:
@@ -93,15 +92,6 @@ def _row(modules: Mapping[str, nn.Module], kinds: Kinds, left: Kinds) -> Site | 
     """Return the chain of a list of ``modules``, of the first kind with one; ``None`` if that kind is in ``left``."""
     found = ((kind, kind.of_row(modules)) for kind in (*kinds, *left))
     return next((None if kind in left else site for kind, site in found if site is not None), None)
-
-
-def _row_problems(modules: Mapping[str, nn.Module], rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    for row in rows:
-        if len(row) == 0:
-            yield "chains contains an empty list; a list of paths is the chain of these modules: [['b1', 'b2']]."
-        for path in row:
-            if path not in modules:
-                yield f"the model has no module {path!r}.{did_you_mean(str(path), modules)}"
 
 
 def _find(
@@ -147,16 +137,19 @@ def _choice_problems(modules: Mapping[str, nn.Module], found: Mapping[str, Site]
     return [f"{len(rivals)} modules look like chains: {which}. Say which: chains={list(found)!r}, or fewer."]
 
 
-def _path_problems(modules: Mapping[str, nn.Module], chains: Sequence[str], kinds: Kinds, more: bool) -> Iterator[str]:
+def _path_problems(
+    modules: Mapping[str, nn.Module], paths: Sequence[str], rows: Sequence[Sequence[str]], kinds: Kinds
+) -> Iterator[str]:
     candidates = [path for path, module in modules.items() if _kind(module, kinds)]
     chain = ", or ".join(dict.fromkeys(kind.may_be or kind.looks_like for kind in kinds))
-    if not chains and not more:
-        yield "chains=[] names no chain; leave it out to have the chain found."
-    for path in dict.fromkeys(chains):
+    if not all((paths or rows, *rows)):
+        yield "chains contains an empty list, which names no chain; leave it out to have the chain found."
+    for path in dict.fromkeys(path for row in (paths, *rows) for path in row):
         if path not in modules:
-            hint = did_you_mean(str(path), candidates) or f" Possible chains: {candidates or 'none'}."
+            hint = did_you_mean(path, candidates) or f" Possible chains: {candidates or 'none'}."
             yield f"the model has no module {path!r}.{hint}"
-        elif path not in candidates and (cell := [*_looped_cells({path: modules[path]}, kinds)]):
+    for path in (path for path in dict.fromkeys(paths) if path in modules):
+        if path not in candidates and (cell := [*_looped_cells({path: modules[path]}, kinds)]):
             yield from cell
         elif path not in candidates:
             yield (
@@ -178,23 +171,14 @@ def _overlaps(sites: Mapping[str, Site]) -> Iterator[str]:
 
 
 def _looped_cells(modules: Mapping[str, nn.Module], kinds: Sequence[type[Site]]) -> Iterator[str]:
-    """Yield a problem for each cell among ``modules``, if ``kinds`` contains chains in time."""
+    """Yield a problem for each known cell among ``modules``, if ``kinds`` contains chains in time."""
     if any(kind.dimension == "time" for kind in kinds):
         for path, module in modules.items():
-            if _is_cell(module):
+            if isinstance(module, nn.RNNCellBase | ElementwiseCell):
                 yield (
                     f"{path_name(path)} is of class {type(module).__name__}, a cell that is called step by step, which "
                     f"is not a chain. Use a layer that runs all steps: gradfree.CellLayer(cell){_torch_layer(module)}."
                 )
-
-
-def _is_cell(module: nn.Module) -> bool:
-    if isinstance(module, nn.RNNCellBase | ElementwiseCell):
-        return True
-    if isinstance(module, nn.RNNBase | CellLayer) or not isinstance(getattr(module, "hidden_size", None), int):
-        return False
-    _, *taken = inspect.signature(type(module).forward).parameters.values()
-    return len(taken) == 2 and all(p.kind is p.POSITIONAL_OR_KEYWORD for p in taken)
 
 
 def _torch_layer(cell: nn.Module) -> str:

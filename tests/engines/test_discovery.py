@@ -43,7 +43,7 @@ NO_CHAIN = "is of class {}, but a chain for this engine is an nn.Sequential, nn.
 CASES = {
     "a path that does not exist": (plain_model, ["block"], "no module 'block'. Did you mean 'blocks'?"),
     "no container": (plain_model, ["stem"], "'stem' " + NO_CHAIN.format("Linear")),
-    "no path at all": (plain_model, [], "chains=[] names no chain"),
+    "no path at all": (plain_model, [], "an empty list, which names no chain"),
     "no list": (plain_model, "blocks", "chains must be a list of module paths, chains=['blocks'], not 'blocks'"),
     "modules": (plain_model, [[Plain()]], "chains must be a list of module paths, chains=['blocks'], not [[Plain("),
     "an empty container": (with_an_empty_container, ["extra"], "'extra' has no blocks"),
