@@ -61,11 +61,6 @@ def _mix(weight: Factor) -> list[Factor]:
     return [1.0 - weight, weight]
 
 
-def _choice(node: Any) -> list[Factor]:
-    mask = node._saved_condition
-    return [mask, ~mask]
-
-
 _DIAGONAL: dict[str, tuple[int, Callable[[Any], list[Factor]]]] = {
     "SubBackward0": (2, lambda node: [1.0, -float(node._saved_alpha)]),
     "NegBackward0": (1, lambda node: [-1.0]),
@@ -74,7 +69,6 @@ _DIAGONAL: dict[str, tuple[int, Callable[[Any], list[Factor]]]] = {
     "CloneBackward0": (1, lambda node: [1.0]),
     "LerpBackward0": (2, lambda node: _mix(float(node._saved_weight))),
     "LerpBackward1": (2, lambda node: _mix(_plain(node._saved_weight))),
-    "MaskedFillBackward0": (1, lambda node: [~node._saved_mask]),
     "MulBackward0": (2, _product),
     "NativeBatchNormBackward0": (1, _batch_norm_scale),
     "CudnnBatchNormBackward0": (1, _batch_norm_scale),
@@ -84,7 +78,6 @@ _DIAGONAL: dict[str, tuple[int, Callable[[Any], list[Factor]]]] = {
     "NativeLayerNormBackward0": (1, _layer_norm_scale),
     "ReluBackward0": (1, _relu_mask),
     "ToCopyBackward0": (1, lambda node: [1.0]),
-    "WhereBackward0": (2, _choice),
 }
 """Elementwise operations by node name: the number of inputs, and a function that returns ∂output/∂input for each.
 
@@ -170,7 +163,7 @@ def _factor(node: Node | None, slot: int, shape: _Shape, state: GradientEdge, kn
     return known[key]
 
 
-def _through(node: Node, shape: _Shape, state: GradientEdge, known: _Known) -> Factor:
+def _through(node: Any, shape: _Shape, state: GradientEdge, known: _Known) -> Factor:
     total: Factor = 0.0
     # The same as node.name(), but faster.
     name = type(node).__name__
@@ -186,7 +179,7 @@ def _through(node: Node, shape: _Shape, state: GradientEdge, known: _Known) -> F
                 total = _sum(total, _product_of(shape.lift(local), factor))
     elif name in _RESHAPING:
         ((before, n), *_) = node.next_functions
-        total = _factor(before, n, shape._replace(own=_RESHAPING[name](node, shape.own)), state, known)
+        total = _factor(before, n, shape._replace(own=torch.Size(node._saved_self_sym_sizes)), state, known)
     return total
 
 
@@ -203,22 +196,5 @@ def _product_of(a: Factor, b: Factor) -> Factor:
     return a * b
 
 
-def _shape_before(node: Any, shape: torch.Size) -> torch.Size:
-    return torch.Size(node._saved_self_sym_sizes)
-
-
-def _without_dim(node: Any, shape: torch.Size) -> torch.Size:
-    # Autograd stores negative dimensions as unsigned numbers.
-    dim = (node._saved_dim if node._saved_dim < 2**63 else node._saved_dim - 2**64) % len(shape)
-    return torch.Size([*shape[:dim], *shape[dim + 1 :]])
-
-
-_RESHAPING: dict[str, Callable[[Any, torch.Size], torch.Size]] = {
-    "ViewBackward0": _shape_before,
-    "UnsafeViewBackward0": _shape_before,
-    "ReshapeAliasBackward0": _shape_before,
-    "SqueezeBackward0": _shape_before,
-    "SqueezeBackward1": _shape_before,
-    "UnsqueezeBackward0": _without_dim,
-}
-"""Operations that only change the shape: functions that return the input's shape for the output's shape."""
+_RESHAPING = ("ViewBackward0", "UnsafeViewBackward0", "ReshapeAliasBackward0")
+"""Operations that only change the shape."""

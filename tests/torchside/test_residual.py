@@ -67,13 +67,10 @@ def mask():
 # The block, and the diagonal of its Jacobian where g, the branch, counts for nothing.
 READ = {
     "reshaped and back": (_swin, lambda x: 1.0),
-    "squeezed and back": (lambda g, x: (x.unsqueeze(1) * 0.5 + g(x).unsqueeze(1)).squeeze(1), lambda x: 0.5),
     "transposed and back": (lambda g, x: (x.mT + g(x).mT).mT, lambda x: 0.0),
     "halves put together": (lambda g, x: torch.cat([x[..., :3], x[..., 3:]], -1), lambda x: 0.0),
     "lerp": (lambda g, x: torch.lerp(x, g(x), 0.3), lambda x: 0.7),
     "lerp by a tensor": (lambda g, x: torch.lerp(g(x), x, mask() * 0.3), lambda x: mask() * 0.3),
-    "masked_fill": (lambda g, x: (x + g(x)).masked_fill(mask(), 0.0), lambda x: (~mask()).double()),
-    "where": (lambda g, x: torch.where(mask(), x + g(x), 2.0), lambda x: mask().double()),
     "clone": (lambda g, x: x.clone() + g(x), lambda x: 1.0),
     "a mask behind a view": (lambda g, x: torch.relu(x.flatten(0, 1) + 2).view(x.shape), lambda x: (x > -2).double()),
 }
