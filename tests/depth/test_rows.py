@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 import gradfree
 from gradfree.errors import ChainError
 from gradfree.rows.structure import Structures
-from gradfree.testing.cases.models import LayeredModel, Plain, PostLN, assert_equal_gradients, gradients
+from gradfree.testing.cases.models import LayeredModel, NormAndDropout, Plain, PostLN, assert_equal_gradients, gradients
 from gradfree.torchside.graph import walk
 
 L = 6
@@ -158,13 +158,42 @@ def test_batched_true_is_refused_where_no_row_is_possible():
             gradfree.create_engine(engine, **options).attach(model, [chain], batched=True)
 
 
-def test_a_layer_that_is_replaced_between_two_passes_is_trained_by_the_second():
-    model, x = net(), torch.randn(4, 6)
-    with attach(model, batched="auto"):
-        model(x).sum().backward()
-        model.blocks[2].linear = nn.Linear(6, 6)
-        mine = gradients(model, lambda: model(x))
-    assert_equal_gradients(mine, gradients(model, lambda: model(x)))
+CHANGES = {
+    "cut, with the same outputs": lambda model, x: [setattr(inner, "off", True) for inner in model.blocks],
+    "a block more": lambda model, x: model.blocks.append(Plain()),
+    "another block": lambda model, x: model.blocks.__setitem__(2, Plain()),
+    "another layer": lambda model, x: setattr(model.blocks[2], "linear", nn.Linear(6, 6)),
+    "a frozen block": lambda model, x: model.blocks[2].requires_grad_(False),
+    "a larger batch": lambda model, x: x.resize_(7, 6).normal_(),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_each_pass_sees_changes_of_the_blocks(change):
+    def forward(self, x):
+        return x + torch.tanh(self.linear(x.detach() if getattr(self, "off", False) else x))
+
+    model, x = net(block(forward)), torch.randn(4, 6)
+    with attach(model, batched="auto", iterations=L + 1):
+        gradients(model, lambda: model(x))
+        CHANGES[change](model, x)
+        actual = gradients(model, lambda: model(x))
+    assert_equal_gradients(actual, gradients(model, lambda: model(x)))
+
+
+def test_modes_are_read_in_each_pass_and_buffers_are_stacked():
+    model, x = net(NormAndDropout), torch.randn(4, 6)
+    for inner in model.blocks:
+        inner.norm.running_mean.normal_()
+    with attach(model, batched="auto") as handle:
+        for training in (False, True, False):
+            model.train(training)
+            torch.manual_seed(1)
+            actual = gradients(model, lambda: model(x))
+            torch.manual_seed(1)
+            with handle.exactly():
+                assert_equal_gradients(actual, gradients(model, lambda: model(x)))
+            assert is_row(model(x)) != training
 
 
 def test_freezing_a_block_after_the_forward_pass_does_not_change_other_gradients():
