@@ -44,10 +44,6 @@ def build(depth=4):
     return Model(depth, 3)
 
 
-def build_points(width=8):
-    return Model(2, 1, width)
-
-
 class Tuple(Model):
     def forward(self, x):
         return super().forward(x), x
@@ -55,15 +51,6 @@ class Tuple(Model):
 
 def build_tuple():
     return Tuple(2, 3)
-
-
-class Picky(Model):
-    def forward(self, x):
-        raise AssertionError("only pictures")
-
-
-def build_picky():
-    return Picky(2, 3)
 
 
 class Stateful(nn.Module):
@@ -118,10 +105,6 @@ def spoilt():
     return {"train": (x, y), "validation": (x[:4], y[:4]), "test": (x[:4], y[:4])}
 
 
-def number():
-    return 5
-
-
 def regression():
     x = inputs()
     return x, x.sum(1, keepdim=True)
@@ -135,26 +118,9 @@ def bad_batches():
     return [{"x": 1}]
 
 
-def losses(outputs, targets):
-    return nn.functional.cross_entropy(outputs, targets, reduction="none")
-
-
 def unequal():
     x, y = pair()
     return x[:30], y
-
-
-def examples():
-    return list(zip(*pair(), strict=True))
-
-
-def few():
-    x, y = pair()
-    return x[:2], y[:2]
-
-
-def nothing():
-    return []
 
 
 def broken():

@@ -1,12 +1,8 @@
 """Cases with the user's model and data run again if and only if code or data change."""
 
-import io
 import os
 import random
 import sys
-from concurrent.futures import ProcessPoolExecutor
-from contextlib import redirect_stderr
-from multiprocessing import get_context
 
 import numpy as np
 import pytest
@@ -17,11 +13,10 @@ from gradfree.benchmarks.data.bundled import Split
 from gradfree.benchmarks.data.digests import examples_digest
 from gradfree.benchmarks.records.names import source_digest
 from gradfree.benchmarks.records.records import RecordFile
-from gradfree.benchmarks.running.workers import PRELOADED
 from gradfree.benchmarks.sweeps.axes import Sweep
 from gradfree.benchmarks.sweeps.sweep import suite_of
 from gradfree.benchmarks.tables.experiment import cases
-from gradfree.benchmarks.tasks.loaded import own_task
+from gradfree.benchmarks.tasks.loaded import _digest, _load, own_task
 from gradfree.cli import main
 
 FILES = {
@@ -78,27 +73,18 @@ def folder(tmp_path):
     for name, text in FILES.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
-    return tmp_path
+    yield tmp_path
+    for name in [name for name in sys.modules if name.partition(".")[0] in ("theirs", "parts", "lazy")]:
+        del sys.modules[name]
 
 
-def fresh(function, *args):
-    """Call ``function`` in a process that has not imported the user's modules."""
-    context = get_context("forkserver")
-    context.set_forkserver_preload(PRELOADED)
-    with ProcessPoolExecutor(1, context) as pool:
-        return pool.submit(function, *args).result()
-
-
-def ids_of(folder, *loaders):
-    """Return the id of a case on the data of each loader, and the messages for the user."""
-    os.chdir(folder)
-    sys.path.insert(0, str(folder))
-    # Processes forked from one server start with equal random states.
+def ids_of(*loaders):
+    """Return the id of a case on the data of each loader, as a new process finds it."""
+    for cached in (_digest, _load):
+        cached.cache_clear()
     for seed in (random.seed, np.random.seed, torch.seed):
         seed()
-    with redirect_stderr(io.StringIO()) as messages:
-        tasks = [own_task("theirs:build", {}, f"theirs:{name}", None, None) for name in loaders]
-    return [training(PLAIN, task=task).id for task in tasks], messages.getvalue()
+    return [training(PLAIN, task=own_task("theirs:build", {}, f"theirs:{name}", None, None)).id for name in loaders]
 
 
 def edit(file, text):
@@ -108,19 +94,18 @@ def edit(file, text):
     os.utime(file, ns=(times.st_atime_ns, times.st_mtime_ns))
 
 
-@pytest.mark.processes
-@pytest.mark.slow
-def test_changed_examples_give_other_case_ids(folder):
+def test_changed_examples_give_other_case_ids(folder, monkeypatch, capsys):
     """Rewritten, shuffled or augmented data keep their ids: otherwise no run would find its records."""
+    monkeypatch.chdir(folder)
+    monkeypatch.syspath_prepend(folder)
     loaders = "read", "shuffled", "shuffled_anew", "augmented"
-    before, messages = fresh(ids_of, folder, *loaders)
-    assert not messages
+    before = ids_of(*loaders)
     (folder / "table.csv").touch()
-    assert fresh(ids_of, folder, *loaders) == (before, "")
+    assert ids_of(*loaders) == before
+    assert not capsys.readouterr().err
     table = folder / "table.csv"
     table.write_text(table.read_text().replace("39,", "38,", 1))
-    after, _ = fresh(ids_of, folder, *loaders)
-    assert len({*before, *after}) == 8
+    assert len({*before, *ids_of(*loaders)}) == 8
 
 
 def digest(module):

@@ -120,38 +120,21 @@ def test_facts_have_units_and_intervals():
     assert runs == [80, 90, 100]
 
 
-KEPT = "with no worse accuracy seen"
-ANSWERS = [
-    (
-        (1.25, 0.5),
-        f"points, 7 steps: highway_bp k=1 is the fastest row {KEPT}: 2.00× faster than autograd at 2.50× the memory",
-    ),
-    (
-        (1.25, 1.5),
-        f"points, 7 steps: no row is faster than autograd {KEPT}; the nearest is backprop via chain: 1.25× slower",
-    ),
-]
-
-
-@pytest.mark.parametrize(("ratios", "answer"), ANSWERS)
-def test_a_report_begins_with_the_answer(ratios, answer):
+@pytest.mark.parametrize(
+    ("ratio", "answer"),
+    [
+        (0.5, "highway_bp k=1 is the fastest row with no worse accuracy seen: 2.00× faster than autograd at 2.50× the"),
+        (1.5, "no row is faster than autograd with no worse accuracy seen; the nearest is backprop via chain: 1.25×"),
+    ],
+)
+def test_a_report_begins_with_the_answer(ratio, answer):
     """On the terminal and in Markdown."""
-    chain, highway = ratios
-    report = SuiteReport.of(
-        "",
-        SUITE,
-        dict(
-            [
-                *TRAININGS,
-                timed((1.0, 4), (chain, 5), (highway, 10)),
-                *trained(HIGHWAY, [90, 91, 92], [94, 95, 98], 0.75),
-            ]
-        ),
-    )
-    console = Console(width=500, file=io.StringIO())
+    costs = timed((1.0, 4), (1.25, 5), (ratio, 10))
+    records = dict([*TRAININGS, costs, *trained(HIGHWAY, [90, 91, 92], [94, 95, 98], 0.75)])
+    report, console = SuiteReport.of("", SUITE, records), Console(width=500, file=io.StringIO())
     report.print(console)
     for text in (console.file.getvalue(), report.markdown().removeprefix("- **")):
-        assert text.startswith(answer)
+        assert text.startswith(f"points, 7 steps: {answer}")
 
 
 @pytest.mark.parametrize("scores", [[50, 51, 52], [50, 70, 98]], ids=["worse", "maybe much worse"])

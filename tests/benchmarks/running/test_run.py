@@ -75,20 +75,6 @@ def test_an_interrupted_run_keeps_its_records_and_can_be_continued(tmp_path, mon
     run(tmp_path)
     assert "7 of 7 cases are in" in capsys.readouterr().out
     assert file.path.read_bytes() == before
-    assert_equal_bits(finished)
-
-
-def assert_equal_bits(records):
-    """Results do not depend on the worker: autograd and the exact engine have equal numbers."""
-    results = {key: record["results"] for key, record in records.items() if record["kind"] == "training"}
-    for result in results.values():
-        # Only engines that solve chains record cotangents.
-        result["fidelity"] = [{**probe, "states": None} for probe in result["fidelity"]]
-    plain, chain = (
-        [r for key, r in results.items() if f"/{label}/" in key] for label in ("backprop", "backprop via chain")
-    )
-    assert sorted(map(str, plain)) == sorted(map(str, chain))
-    assert all(record["environment"]["threads"] == 1 for record in records.values())
 
 
 KILLED = """
@@ -155,16 +141,15 @@ def test_a_failed_case_has_a_record_and_the_other_cases_run(tmp_path, monkeypatc
     assert "OSError: no such points" in message
 
 
-def test_failed_cases_run_again_only_with_retry(tmp_path, monkeypatch, capsys):
+def test_failed_cases_run_again_only_with_retry(tmp_path, monkeypatch):
     monkeypatch.setitem(SUITES, "tiny", (Comparison(replace(TASK, data=points_if_there), (PLAIN,)),))
     file, options = RecordFile(tmp_path / "records.jsonl"), ("--seeds", "1")
     monkeypatch.setenv("POINTS", "")
-    with pytest.raises(SystemExit):
-        run(tmp_path, *options)
-    before = file.path.read_bytes()
-    with pytest.raises(SystemExit):
-        run(tmp_path, *options)
-    assert file.path.read_bytes() == before
+    for _ in range(2):
+        with pytest.raises(SystemExit):
+            run(tmp_path, *options)
+        before = file.path.read_bytes()
+        assert before.count(b"\n") == 2
     monkeypatch.setenv("POINTS", "are there")
     run(tmp_path, *options, "--retry")
     assert file.path.read_bytes().startswith(before)

@@ -9,35 +9,14 @@ from gradfree.cli import main
 SUITES = """
 from dataclasses import replace
 
-import torch
+from tiny_suite import PLAIN, TASK
 
-from gradfree.benchmarks.data.bundled import Data, Split
 from gradfree.benchmarks.records.case import Row
-from gradfree.benchmarks.tasks.own_metrics import Accuracy
-from gradfree.benchmarks.tasks.task import Score, Task
 from gradfree.benchmarks.training.comparison import Comparison
 
 
-def data():
-    return Data(*[Split(torch.randn(8, 4), torch.zeros(8).long())] * 3)
-
-
-TASK = Task(
-    name="mine",
-    data=data,
-    model="residual_mlp",
-    options={"in_features": 4, "num_classes": 2},
-    loss=torch.nn.functional.cross_entropy,
-    score=Score("accuracy", "%", Accuracy),
-    learning_rate=1e-3,
-    batch_size=4,
-    steps=2,
-)
-PLAIN = Row("backprop", "backprop", {})
-
-
 def of(*rows, **changes):
-    return (Comparison(replace(TASK, **changes), (PLAIN, *rows)),)
+    return (Comparison(replace(TASK, name="mine", **changes), (PLAIN, *rows)),)
 
 
 def engine():
@@ -45,11 +24,11 @@ def engine():
 
 
 def width():
-    return of(options={"in_features": 5, "num_classes": 2})
+    return of(options={"in_features": 5, "num_classes": 1})
 
 
 def local():
-    return of(data=lambda: data())
+    return of(data=lambda: TASK.data())
 """
 
 

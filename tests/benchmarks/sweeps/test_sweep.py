@@ -126,13 +126,8 @@ def runs_of(section, metric):
         ({"tasks": "points", "engines": "foton"}, "no engine to compare.*\npoints without foton"),
         ({"tasks": "points", "model": "residual_mlp"}, "--model residual_mlp needs --data module:function"),
         ({"tasks": "points", "steps": 0}, "--steps must be above 0"),
-        (
-            {"tasks": "points", "batch_size": "4,0"},
-            "--batch-size takes numbers above 0.*not '4,0'",
-        ),
         ({"tasks": "points", "engines": "dsf", "learning_rates": "nan,0.1"}, "--learning-rates takes numbers above 0"),
         ({"tasks": "points", "length": 4}, "'points' has no --length.*copying"),
-        ({"tasks": "adding", "depth": 4}, "'pixel_classifier' has no --depth; its options are"),
         ({"tasks": "points", "dtype": "float33"}, "no dtype is called 'float33'.*Did you mean 'float32'"),
         ({"tasks": "points", "loss": "mine:loss"}, "--loss and --chains need a model and data of yours"),
     ],

@@ -65,10 +65,8 @@ def test_options_and_axes_reach_the_builder():
     ("model", "data", "message"),
     [
         ("user_module:biuld", DATA, "no function of user_module is called 'biuld'.*Did you mean 'build'"),
-        ("user_module:inputs", DATA, "user_module:inputs returns a Tensor, not an nn.Module"),
         ("user_module:broken", DATA, "user_module:broken fails: OSError: no such disk"),
         (MODEL, "user_module:bad_batches", "has a batch that is a dict, not two tensors"),
-        (MODEL, "user_module:number", "user_module:number returns an int, not examples"),
         (MODEL, "user_module:unequal", "inputs of shape .30, 4. and targets of shape .40,.: the first size must be"),
         ("user_module:build_tuple", DATA, "the model returns a tuple, not a tensor, and the loss fails with Attribute"),
         (

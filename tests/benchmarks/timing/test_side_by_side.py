@@ -55,12 +55,11 @@ def rows(**ratios):
     ]
 
 
-def section(across="", names=None, **ratios):
+def section():
     @timed(
         kind="made up",
         subject="size",
-        across=across,
-        names=names or {"engine": "row"},
+        names={"size": "setting", "engine": "row"},
         columns=[column("×", "step time", unit=RATIO), column("letters", "letters")],
         facts=lambda cost, results: iter([fact("letters", "1", len(cost["label"]))]),
     )
@@ -69,14 +68,14 @@ def section(across="", names=None, **ratios):
 
     part = Timings(steps, (1, 2), (PLAIN, CHAIN, HIGHWAY))
     labels = [row.label for row in part.rows]
-    given = rows(**dict(zip(labels, ratios.get("values", (1.0, 1.5, 0.5)), strict=True)))
+    given = rows(**dict(zip(labels, (1.0, 1.5, 0.5), strict=True)))
     lost = [{"label": labels[2], "error": "Traceback\nRuntimeError: no"}]
     first, second = part.timing("cpu")
     return section_of(part, dict([fake(first, {"rows": given}), fake(second, {"rows": given[:2] + lost})]))
 
 
 def test_a_row_without_an_engine_is_shown_as_autograd():
-    found = section(names={"size": "setting", "engine": "row"})
+    found = section()
     assert [row[:2] for row in texts(found)][:3] == [
         ["1", "autograd"],
         ["1", "backprop via chain"],
@@ -93,12 +92,3 @@ def test_a_row_without_an_engine_is_shown_as_autograd():
     ]
     assert "2, highway_bp k=1 did not run: RuntimeError: no." in found.remarks
     assert fact_values(found, row="autograd", setting="2", metric="letters")[0] == len(PLAIN.label)
-
-
-def test_with_engines_as_columns_the_verdict_names_the_fastest():
-    found = section(across="row", names={"size": "setting"})
-    assert found.head[:3] == ["size", "autograd (ms)", "backprop via chain ×"]
-    assert (
-        found.verdicts[0] == "fastest is highway_bp k=1, 2.00× faster than autograd; slower: backprop via chain (1.50×)"
-    )
-    assert found.verdicts[1].startswith("none is faster than autograd; the nearest is backprop via chain, 1.50× slower")
