@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import partial
 from typing import Literal
 
@@ -11,7 +10,7 @@ from torch import Tensor, nn
 
 from gradfree.chains.memory import Memory
 from gradfree.layers.layer_site import LOG_TEMPERATURE, OUTPUT_SUMS
-from gradfree.torchside.private import is_reached, uncompiled
+from gradfree.torchside.private import uncompiled
 
 LEARNT: Literal["learnt"] = "learnt"
 _RATE = 0.05
@@ -48,15 +47,11 @@ class Temperature:
         """Multiply the output."""
         scaled = out * self.factor(out)
         if self._given == LEARNT and scaled.requires_grad:
-            trained = [p for p in module.parameters() if p.requires_grad]
-            scaled.register_hook(partial(self._add_sums, out.detach(), trained))
+            scaled.register_hook(partial(self._add_sums, out.detach()))
         return scaled
 
-    def _add_sums(self, out: Tensor, trained: Sequence[Tensor], cotangent: Tensor) -> None:
+    def _add_sums(self, out: Tensor, cotangent: Tensor) -> None:
         """Add Σ g·y and Σ |g·y| of a backward pass to those since the last step."""
-        # A backward pass only for the gradient of the input (an adversarial example) does not count.
-        if trained and not any(map(is_reached, trained)):
-            return
         products = (out * cotangent).to(torch.promote_types(out.dtype, torch.float32))
         sums = torch.stack([products.sum(), products.abs().sum()])
         if "asked" in self._pending:

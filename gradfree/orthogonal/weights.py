@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from math import inf
 
 import torch
@@ -16,8 +16,6 @@ _PROBES = 8
 _SHRINKING_PROBES = 3
 """Power steps to find weights to scale down. Each reads all products once. Three find every drift above 3, for which
 Newton-Schulz steps diverge, and most above 2."""
-_BATCH_BYTES = 2**20
-"""Largest batch of weights for one retraction. Larger batches take longer than single weights, and more memory."""
 _FAR = 0.3
 """For a larger drift, a few Newton-Schulz steps are not enough."""
 
@@ -77,23 +75,21 @@ def project(weights: Iterable[Tensor]) -> None:
 
 
 @torch.no_grad()
-def retract(weights: Sequence[Tensor], steps: int) -> None:
-    """Retract weights with a small drift to orthogonal matrices, small ones of one shape in batches.
+def retract(weights: Iterable[Tensor], steps: int) -> None:
+    """Retract weights with a small drift to orthogonal matrices.
 
     Newton-Schulz (Björck) steps, X ← 3/2 X - 1/2 X Xᵀ X: each turns a drift ε = ‖X Xᵀ - I‖ into about 3/4 ε². Weights
     with ε > 2, after too large an optimizer step, are scaled down first, because the steps would diverge.
     """
-    for group in _same_shaped(weights):
-        x = torch.stack([_wide(weight) for weight in group])
+    for weight in weights:
+        x = _wide(weight)
         gram = x @ x.mT
         scale = _shrinking(gram)
-        x.mul_(scale)
-        gram.mul_(scale.square())
+        x, gram = x * scale, gram * scale.square()
         for step in range(steps):
             gram = x @ x.mT if step else gram
-            x = torch.baddbmm(x, gram, x, beta=1.5, alpha=-0.5)
-        for weight, new in zip(group, x, strict=True):
-            assign(weight, _shaped(new, weight))
+            x = torch.addmm(x, gram, x, beta=1.5, alpha=-0.5)
+        assign(weight, _shaped(x, weight))
 
 
 @torch.no_grad()
@@ -159,18 +155,6 @@ def far(weights: Mapping[str, Tensor]) -> set[str]:
     return {name for name, weight in weights.items() if _FAR < float(drift([weight])) < inf}
 
 
-def _same_shaped(weights: Sequence[Tensor]) -> list[Sequence[Tensor]]:
-    groups: defaultdict[object, list[Tensor]] = defaultdict(list)
-    for weight in weights:
-        groups[len(weight), weight.shape[1:].numel(), weight.dtype, weight.device].append(weight)
-    return [batch for group in groups.values() for batch in _batches(group)]
-
-
-def _batches(weights: Sequence[Tensor]) -> Iterator[Sequence[Tensor]]:
-    size = max(1, _BATCH_BYTES // max(1, weights[0].nbytes))
-    return (weights[i : i + size] for i in range(0, len(weights), size))
-
-
 def _is_tall(weight: Tensor) -> bool:
     return len(weight) > weight.shape[1:].numel()
 
@@ -188,9 +172,9 @@ def _shaped(wide: Tensor, weight: Tensor) -> Tensor:
 
 
 def _shrinking(gram: Tensor) -> Tensor:
-    """Return a factor for each matrix of a batch: it scales a largest singular value above √2 to below √3, else 1."""
-    v = gram[:, :, :1]
+    """Return a factor for a matrix: it scales a largest singular value above √2 to below √3, else 1."""
+    v = gram[:, :1]
     for _ in range(_SHRINKING_PROBES):
-        v = gram @ (v / v.norm(dim=1, keepdim=True))
-    largest = v.norm(dim=1, keepdim=True)
+        v = gram @ (v / v.norm())
+    largest = v.norm()
     return torch.where(largest > 2.0, largest.rsqrt(), 1.0)

@@ -20,7 +20,7 @@ from typing import Any, ParamSpec, TypeVar
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import BackwardCFunction
-from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
+from torch.autograd.graph import GradientEdge, Node
 from torch.nn.modules import module
 
 from gradfree.errors import ChainError
@@ -93,16 +93,6 @@ _queue = _needed(
 def keeps_graph() -> bool:
     """Return whether the running backward pass was called with ``retain_graph=True``; ``True`` if unknown."""
     return True if _keeps_graph is None else bool(_keeps_graph())
-
-
-def is_reached(leaf: Tensor) -> bool:
-    """Return whether the running backward pass computes the gradient of a leaf tensor."""
-    try:
-        return will_run(get_gradient_edge(leaf).node)
-    except ChainError:
-        raise
-    except RuntimeError:  # Raised if the leaf is an input of torch.autograd.grad.
-        return True
 
 
 def asked_for() -> Iterator[tuple[Any, int]]:

@@ -3,7 +3,6 @@
 from itertools import pairwise
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 from gradfree.testing.cases.models import gradients
@@ -35,24 +34,19 @@ NETS = {
 }
 
 
-def run(net, x, engine=None, state=None):
-    """Return the gradients, always with the same dropout masks, and the engine's state."""
+def run(net, x, engine=None):
+    """Return the gradients, always with the same dropout masks, and the engine's random matrices."""
     torch.manual_seed(3)
     if engine is None:
         return gradients(net, lambda: net(x)), {}
     with engine.attach(net, [""]) as handle:
-        handle.load_state_dict({"": state or {}})
-        found = gradients(net, lambda: net(x))
-        return found, handle.state_dict().get("", {})
+        return gradients(net, lambda: net(x)), drawn(handle)
+
+
+def drawn(handle, path=""):
+    """Return the random matrices that an engine keeps for a chain, by "path shape"."""
+    return {key.removeprefix("feedback: "): matrix for key, matrix in handle.state_dict().get(path, {}).items()}
 
 
 def with_weights(net):
     return {name: layer for name, layer in net.named_modules() if isinstance(layer, nn.Linear | nn.Conv1d | nn.Conv2d)}
-
-
-def kept(matrices):
-    return {f"{path} {tuple(matrix.shape)}": matrix for path, matrix in matrices.items()}
-
-
-def cosine(a, b):
-    return F.cosine_similarity(a.flatten(), b.flatten(), dim=0).item()

@@ -3,7 +3,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from layered_nets import NETS, dense, kept, run, with_weights
+from layered_nets import NETS, dense, drawn, run, with_weights
 from torch import nn
 
 from gradfree import ChainError
@@ -48,7 +48,7 @@ def test_dfa_gives_modules_before_the_chain_an_error_through_a_leading_activatio
     net, x = nn.Sequential(nn.Linear(7, 8), nn.Sequential(nn.Tanh(), *dense(8, 6, 3))), torch.randn(4, 7)
     with DFA().attach(net, ["1"]) as handle:
         found = gradients(net, lambda: net(x))
-        matrices = handle.state_dict()["1"]
+        matrices = drawn(handle, "1")
     h = net[0](x)
     delta = 2 * net(x) @ matrices["1.1 (3, 8)"] * (1 - h.tanh() ** 2)
     torch.testing.assert_close(found["0.weight"], delta.T @ x)
@@ -117,7 +117,7 @@ def test_dfa_in_depth_with_the_products_of_jacobians_is_backpropagation(block, s
     products = [torch.linalg.multi_dot([*jacobians[:i:-1], torch.eye(6)]) for i in range(3)]
     with DFA().attach(net, [""]) as handle:
         random = found()
-        handle.load_state_dict({"": kept({str(i): product for i, product in enumerate(products)})})
+        handle.load_state_dict({"": {f"feedback: {i} (6, 6)": product for i, product in enumerate(products)}})
         assert_equal_gradients(found(), exact)
         # The direct cotangent of a state is exact and, by the rule, reaches only the block before it.
         actual = found(tapped=True)

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from layered_nets import convolutions, dense, run, with_weights
+from layered_nets import convolutions, dense, drawn, run, with_weights
 from torch import nn
 
 from gradfree.algorithms import PEPITA
@@ -69,5 +69,5 @@ def test_pepita_gives_modules_before_the_chain_the_gradient_f_e():
     net, x = nn.Sequential(nn.Linear(7, 8), dense(8, 6, 3, bend=nn.Tanh)), torch.randn(4, 7)
     with PEPITA().attach(net, ["1"]) as handle:
         found = gradients(net, lambda: net(x))
-        matrix = handle.state_dict()["1"]["1.0 (3, 8)"]
+        matrix = drawn(handle, "1")["1.0 (3, 8)"]
     torch.testing.assert_close(found["0.weight"], (2 * net(x) @ matrix * PEPITAS_SCALE).T @ x)

@@ -116,8 +116,8 @@ def test_it_is_in_checkpoints_and_removed_with_the_engine():
 
 
 @pytest.mark.parametrize("engine", ENGINES.values(), ids=ENGINES)
-def test_dry_runs_and_input_gradients_do_not_change_it(engine):
-    """Also if a step has two passes, of which one is a dry run; gradients of the input do not count either."""
+def test_dry_runs_do_not_change_it(engine):
+    """Also if a step has two passes, of which one is a dry run."""
 
     def found(looks):
         torch.manual_seed(0)
@@ -128,8 +128,6 @@ def test_dry_runs_and_input_gradients_do_not_change_it(engine):
                 loss = F.cross_entropy(model(x[part]), y)
                 if looks and not part:
                     loss_fidelity(loss, model, handle)
-                    given = x[part].clone().requires_grad_()
-                    torch.autograd.grad(F.cross_entropy(model(given), y), given)
                 loss.backward()
             optimizer.step()
             return temperature(handle)
