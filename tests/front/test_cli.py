@@ -60,14 +60,13 @@ def test_python_m_prints_the_version(capsys, monkeypatch):
     assert capsys.readouterr().out == f"gradfree {gradfree.__version__}\n"
 
 
-@pytest.mark.parametrize("command", [["check", "mine:build"], ["fit", "--model", "mine.Net", "--data", "Digits"]])
-def test_modules_of_the_current_folder_are_found(command, tmp_path, monkeypatch):
+def test_modules_of_the_current_folder_are_found(tmp_path, monkeypatch):
     """A console script has its own folder on the path; the module ``mine`` is in the current folder."""
     (tmp_path / "mine.py").write_text("raise SystemExit('mine is imported')\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [str(Path(sys.executable).parent), *(entry for entry in sys.path[1:] if entry)])
     with pytest.raises(SystemExit, match="mine is imported"):
-        main(command)
+        main(["check", "mine:build"])
 
 
 @pytest.mark.parametrize(
@@ -75,11 +74,7 @@ def test_modules_of_the_current_folder_are_found(command, tmp_path, monkeypatch)
     [
         ([], ["engines", "models", "bench", "Compare engines", "fit", "Train a model with an engine"]),
         (["bench"], ["run", "report"]),
-        (["bench", "run"], ["--suite", "--out", "--seeds", "--device", "--jobs", "results/<suite>"]),
-        (["bench", "run"], ["--resume", "--no-resume", "--retry", "--dry-run", "--list"]),
-        (["bench", "run"], ["--data", '"quick"', '"rnn"', '"text"']),
-        (["bench", "run"], ["--tasks", "--engines", "--batch-size", "--learning-rates", "--config", "--executor"]),
-        (["bench", "report"], ["--suite", "--out"]),
+        (["bench", "run"], ["--suite", "--no-resume", "--batch-size", "--config", '"quick"']),
         (["check"], ["model", "--data", "--loss", "--chains", "--device DEVICE"]),
         (["advise"], ["model", "--data", "--budget", "--out"]),
         (["fit"], ["--trainer.strategy", "highway_bp", "--ckpt_path", "--checkpoint.dirpath"]),
@@ -94,14 +89,10 @@ def test_help(args, words, capsys):
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        (["--suite", "quik"], "no suite is called 'quik'; there are: quick"),
         (["--suite", "quik"], "Did you mean 'quick'?"),
         (["--seeds", "0"], "--seeds must be at least 1, not 0"),
-        (["--jobs", "-1"], "--jobs must be at least 1, not -1"),
         (["--seeds", "many"], "--seeds takes a whole number, not many."),
-        (["--device", "tpu"], "torch finds no device 'tpu' here"),
         (["--sedes", "3"], "unrecognized arguments: --sedes 3. Did you mean '--seeds'?"),
-        (["--batchsize", "3"], "Did you mean '--batch-size'?"),
         (["--seed", "3"], "unrecognized arguments: --seed 3. Did you mean '--seeds'?"),
         (["--out", f"{__file__}/records"], "cannot make the folder"),
     ],
@@ -118,7 +109,6 @@ def test_bad_options_are_refused_in_one_line(args, message, capsys, monkeypatch)
     ("args", "message"),
     [
         (["advize", "mine:build"], "no command is called 'advize'; there are: engines, models, advise, bench, check,"),
-        (["advize", "mine:build"], "Did you mean 'advise'?"),
         (["bench", "rum"], "no command is called 'rum'; there are: run, report. Did you mean 'run'?"),
         (["advise"], "the following arguments are required: model"),
         (["advise", "nowhere:build"], "nowhere:build: the module nowhere cannot be imported: ModuleNotFoundError"),
@@ -134,14 +124,11 @@ def test_wrong_words_are_refused_with_the_known_ones(args, message, capsys):
     ("args", "instead"),
     [
         (["bench", "search", "--trials", "3"], "docs/develop/search.md"),
-        (["features", "--models"], "features_page.py"),
         (["plan-ranks"], "docs/guides/ranks.md"),
         (["bench", "run", "--tracker=csv"], "report.parquet"),
-        (["bench", "report", "--tracker", "csv"], "report.parquet"),
         (["bench", "run", "--shard", "1/2"], "command-line.md"),
         (["bench", "run", "--seconds", "60"], "--target"),
         (["advise", "mine:build", "--train", "2m"], "gradfree bench run"),
-        (["fit", "--engine", "dsf"], "--trainer.strategy"),
     ],
 )
 def test_removed_commands_say_what_to_use_instead(args, instead, capsys):
@@ -150,12 +137,11 @@ def test_removed_commands_say_what_to_use_instead(args, instead, capsys):
     assert instead in err
 
 
-@pytest.mark.parametrize("name", ["cuda", "mps", "abacus"])
-def test_a_missing_device_is_refused_before_anything_starts(name, capsys, monkeypatch, tmp_path):
+def test_a_missing_device_is_refused_before_anything_starts(capsys, monkeypatch, tmp_path):
     monkeypatch.setattr("torch.accelerator.is_available", lambda: False)
-    code, _, err = outcome(capsys, "bench", "run", "--device", name, "--out", str(tmp_path / "out"))
+    code, _, err = outcome(capsys, "bench", "run", "--device", "cuda", "--out", str(tmp_path / "out"))
     assert code == 2
-    assert err.splitlines() == [f"gradfree: error: torch finds no device '{name}' here; leave out --device {name}."]
+    assert err.splitlines() == ["gradfree: error: torch finds no device 'cuda' here; leave out --device cuda."]
     assert not (tmp_path / "out").exists()
 
 
@@ -169,16 +155,6 @@ def test_nothing_to_report_is_an_error(capsys, tmp_path):
 def test_missing_packages_for_reports_are_refused_before_records_are_read(missing, capsys, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, missing, None)
     code, _, err = outcome(capsys, "bench", "report", "--out", str(tmp_path))
-    assert code == 2
-    assert err.startswith(f"gradfree: error: {missing}")
-    assert err.endswith("In a checkout of gradfree: pip install '.[bench]'\n")
-
-
-@pytest.mark.parametrize(("suite", "missing"), [("quick", "sklearn"), ("text", "datasets"), ("text", "tokenizers")])
-def test_missing_packages_for_data_are_refused_before_the_first_case(suite, missing, capsys, tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, missing, None)
-    monkeypatch.setenv("GRADFREE_DATA", str(tmp_path))
-    code, _, err = outcome(capsys, "bench", "run", "--suite", suite, "--dry-run", "--out", str(tmp_path))
     assert code == 2
     assert err.startswith(f"gradfree: error: {missing}")
     assert err.endswith("In a checkout of gradfree: pip install '.[bench]'\n")

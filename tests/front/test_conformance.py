@@ -18,7 +18,7 @@ from gradfree.testing.cases.cases import CASES, RECURRENT, RESIDUAL, STANDING_FO
 
 PAGE = (DOCS / "reference/support.md").read_text(encoding="utf-8")
 ENGINES = {name: gradfree.create_engine(name) for name in gradfree.list_engines()}
-AUTO, BASIC = ENGINES["auto"], "forward and backward pass"
+BASIC = "forward and backward pass"
 
 
 def cells(title):
@@ -66,7 +66,7 @@ def taking_turns(found):
 class Covering(EngineConformance):
     """Quick features on one chain of each family; of the rest every pair of engine, chain and feature.
 
-    For slow features engines of one kind take turns. ``auto`` on ranks has tests of its own, in tests/lightning/ranks.
+    For slow features engines of one kind take turns.
     """
 
     features = tuple(FEATURES.values())
@@ -75,9 +75,8 @@ class Covering(EngineConformance):
         found = named(super().cells(device))
         standing = {case.name for case in STANDING_FOR.values()}
         slow = {key: cell for key, cell in found.items() if cell[2].slow}
-        timed = {key: cell for key, cell in slow.items() if not (cell[0] == AUTO and cell[2].ranks)}
         others = [key for key in found if key[1] not in standing and key not in slow]
-        left_out = {*slow, *others} - {*cover(taking_turns(timed)), *cover(others)}
+        left_out = {*slow, *others} - {*cover(taking_turns(slow)), *cover(others)}
         return [cell for key, cell in found.items() if key not in left_out]
 
 

@@ -51,16 +51,6 @@ def test_the_residual_is_the_relative_change_of_all_cotangents():
     assert figures[""]["residual"].item() == pytest.approx(2.0 / 5.0)
 
 
-def test_recurrent_modules_have_a_chain_for_each_layer_and_direction():
-    model = nn.ModuleDict(
-        {"rnn": nn.LSTM(3, 4, num_layers=2, bidirectional=True), "cell": gradfree.models.ParaGRU(3, 4)}
-    )
-    x = torch.randn(5, 2, 3)
-    with gradfree.create_engine("highway_bp").attach(model), gradfree.engine_figures() as figures:
-        (model["rnn"](x)[0].sum() + model["cell"](x)[0].sum()).backward()
-    assert sorted(figures) == ["cell", "rnn.l0", "rnn.l0_reverse", "rnn.l1", "rnn.l1_reverse"]
-
-
 @pytest.mark.parametrize("name", ["foton", "orthogonal_backprop"])
 def test_engines_that_keep_weights_orthogonal_report_the_drift(name):
     model = layered_model()
@@ -98,23 +88,3 @@ def test_collecting_figures_changes_nothing(name, kind):
         grads = [p.grad.clone() for p in model.parameters() if p.grad is not None]
         results.append([*grads, *remembered, torch.get_rng_state()])
     assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
-
-
-class Offering(gradfree.SweepEngine):
-    sweeps = 1
-
-    def split(self, chain):
-        chain.offer("mine", lambda: self.computed())
-        return chain.constant(0.0)
-
-    def computed(self):
-        raise ArithmeticError("nobody has asked")
-
-
-def test_a_figure_is_computed_only_inside_engine_figures():
-    model, x = plain_model(), torch.randn(4, 6)
-    with Offering().attach(model):
-        gradients(model, lambda: model(x))
-        with pytest.raises(ArithmeticError), gradfree.engine_figures():
-            gradients(model, lambda: model(x))
-        gradients(model, lambda: model(x))

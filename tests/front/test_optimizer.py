@@ -104,16 +104,6 @@ def test_copies_are_refused():
             copying(wrapped(plain_model()))
 
 
-def test_step_hooks_run_once_a_step():
-    model, calls = plain_model(), []
-    optimizer = wrapped(model)
-    optimizer.register_step_post_hook(lambda *args: calls.append("post"))
-    optimizer.register_step_pre_hook(lambda *args: calls.append("pre"))
-    model(torch.randn(4, 6)).sum().backward()
-    optimizer.step()
-    assert calls == ["pre", "post"]
-
-
 @pytest.mark.parametrize(
     ("call", "message"),
     [

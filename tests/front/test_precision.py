@@ -5,7 +5,6 @@ from contextlib import nullcontext
 
 import pytest
 import torch
-from pairwise import cover
 from torch import nn
 
 import gradfree
@@ -24,12 +23,6 @@ class Recurrent(nn.Module):
         return self.head(self.layer(x.unflatten(1, (256, -1)))[0]).mean(1)
 
 
-def linear_net():
-    net = nn.Sequential(*[nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(8)], nn.Linear(WIDTH, CLASSES))
-    gradfree.orthogonalize(net)
-    return net
-
-
 def tanh_net():
     layers = [layer for _ in range(8) for layer in (nn.Linear(WIDTH, WIDTH), nn.Tanh())]
     net = nn.Sequential(*layers, nn.Linear(WIDTH, CLASSES))
@@ -37,36 +30,18 @@ def tanh_net():
     return net
 
 
-NETS = {
-    "linear, orthonormal": (linear_net, WIDTH),
-    "tanh, orthogonal": (tanh_net, WIDTH),
-    "residual": (
-        lambda: gradfree.create_model("residual_mlp", in_features=WIDTH, num_classes=CLASSES, depth=16, width=WIDTH),
-        WIDTH,
-    ),
-    "RNN": (lambda: Recurrent(nn.RNN(8, WIDTH, batch_first=True)), 256 * 8),
-    "GRU": (lambda: Recurrent(nn.GRU(8, WIDTH, batch_first=True)), 256 * 8),
-    "LSTM": (lambda: Recurrent(nn.LSTM(8, WIDTH, batch_first=True)), 256 * 8),
-    "GRUCell": (lambda: Recurrent(gradfree.CellLayer(nn.GRUCell(8, WIDTH), batch_first=True)), 256 * 8),
+def residual():
+    return gradfree.create_model("residual_mlp", in_features=WIDTH, num_classes=CLASSES, depth=16, width=WIDTH)
+
+
+LAYERS = {
+    "RNN": lambda: nn.RNN(8, WIDTH, batch_first=True),
+    "GRU": lambda: nn.GRU(8, WIDTH, batch_first=True),
+    "LSTM": lambda: nn.LSTM(8, WIDTH, batch_first=True),
+    "GRUCell": lambda: gradfree.CellLayer(nn.GRUCell(8, WIDTH), batch_first=True),
 }
-VARIANTS = [
-    *((name, {}) for name in gradfree.list_engines()),
-    *(("foton", options) for options in ({"streaming": True}, {"perturbation": "tangent"})),
-    *(("dsf", options) for options in ({"feedback": "gate"}, {"feedback": 0.99})),
-    ("highway_bp", {"iterations": 8}),
-]
-MODELS = {net: make() for net, (make, _) in NETS.items()}
-RUNS = {
-    f"{name} {options or ''}, {net}": ((name, options), net)
-    for name, options in VARIANTS
-    for net, model in MODELS.items()
-    if gradfree.create_engine(name, **options).validate(model).ok
-}
-HOW = {
-    "bf16-mixed": (torch.float32, torch.bfloat16, 5e-4),
-    "bf16-true": (torch.bfloat16, None, 5e-4),
-    "16-mixed": (torch.float32, torch.float16, 1e-5),
-}
+NETS = {"tanh, orthogonal": (tanh_net, WIDTH), "residual": (residual, WIDTH)}
+NETS["GRU"] = (lambda: Recurrent(LAYERS["GRU"]()), 256 * 8)
 
 
 def gradient(engine, net, x, dtype, autocast=None):
@@ -75,42 +50,29 @@ def gradient(engine, net, x, dtype, autocast=None):
     with engine.attach(net) if engine else nullcontext():
         with torch.autocast("cpu", autocast) if autocast else nullcontext():
             loss = nn.functional.cross_entropy(net(x), torch.arange(len(x)) % CLASSES)
-        (loss * 1024).backward()
+        loss.backward()
     return torch.cat([p.grad.double().flatten() for p in net.parameters()])
 
 
-QUICK = [("tanh, orthogonal", "bf16-mixed"), ("residual", "bf16-mixed"), ("GRU", "bf16-mixed")]
-
-
-@pytest.mark.parametrize(
-    ("run", "how"),
-    [
-        pytest.param(f"{variant}, {net}", how, marks=() if (net, how) in QUICK else pytest.mark.slow)
-        for variant, net, how in cover(
-            (*run.rsplit(", ", 1), how)
-            for run in RUNS
-            for how in HOW
-            # Torch has no nn.LSTM for float16 under autocast on a CPU.
-            if not (run.endswith("LSTM") and how == "16-mixed")
-        )
-    ],
-)
-def test_gradients_in_low_precision_have_nearly_the_same_direction(run, how):
-    """Autograd's own gradients are 2e-4 off in bfloat16 and 5e-6 in float16, as 1 - cosine; more where cells loop.
+@pytest.mark.parametrize("net", NETS)
+@pytest.mark.parametrize("name", gradfree.list_engines())
+def test_gradients_under_autocast_have_nearly_the_same_direction(name, net):
+    """Autograd's own gradients are 2e-4 off in bfloat16, as 1 - cosine; more where cells loop.
 
     Engines that leave loops to autograd, as ``fa`` does, share its errors, for cotangents of their own.
     """
-    (name, options), kind = RUNS[run]
-    dtype, autocast, tolerance = HOW[how]
-    make, width = NETS[kind]
-    engine, net, x = gradfree.create_engine(name, **options), make(), torch.randn(8, width)
+    make, width = NETS[net]
+    engine, model, x = gradfree.create_engine(name), make(), torch.randn(8, width)
+    if not engine.validate(model).ok:
+        pytest.skip("not a chain for this engine")
 
     def error(engine):
-        expected, found = gradient(engine, net, x, torch.float64), gradient(engine, net, x, dtype, autocast)
+        expected = gradient(engine, model, x, torch.float64)
+        found = gradient(engine, model, x, torch.float32, torch.bfloat16)
         return 1 - torch.cosine_similarity(found, expected, dim=0)
 
     found = error(engine)
-    assert found < tolerance or found < 4 * error(None)
+    assert found < 5e-4 or found < 4 * error(None)
 
 
 def test_a_running_mean_is_kept_in_single_precision():
@@ -122,12 +84,11 @@ def test_a_running_mean_is_kept_in_single_precision():
     assert {kept.dtype for kept in handle.state_dict()["layer"].values()} == {torch.float32}
 
 
-@pytest.mark.parametrize("net", ["RNN", "GRU", "LSTM", "GRUCell"])
+@pytest.mark.parametrize("layer", LAYERS)
 @pytest.mark.parametrize("engine", ["backprop", "dsf"])
-def test_a_backward_pass_under_autocast_is_the_same(engine, net):
+def test_a_backward_pass_under_autocast_is_the_same(engine, layer):
     """As in manual optimization in Lightning: closed-form derivatives are not rounded by autocast."""
-    make, width = NETS[net]
-    model, x = make().float(), torch.randn(8, width, dtype=torch.float32)
+    model, x = Recurrent(LAYERS[layer]()).float(), torch.randn(8, 256 * 8, dtype=torch.float32)
     with gradfree.create_engine(engine).attach(model):
         layer = list(model.layer.parameters())
         with torch.autocast("cpu", torch.bfloat16):

@@ -3,7 +3,6 @@
 import pytest
 import torch
 from test_fidelity import Sequences
-from torch import nn
 
 import gradfree
 from gradfree.testing.cases.models import assert_equal_gradients, gradients, plain_model
@@ -61,13 +60,3 @@ def test_a_non_finite_change_ends_the_sweeps(name, kind):
         assert figures[path]["sweeps"] == 1
         assert any(found(p.grad).any() for p in model.get_submodule(path.split(".")[0]).parameters())
         model.zero_grad()
-
-
-def test_a_chain_of_one_link_needs_no_sweep():
-    model, x = nn.Sequential(nn.Sequential(nn.Linear(6, 6))), torch.randn(4, 6)
-    with (
-        gradfree.create_engine("fixed_point", tolerance=1e-3).attach(model, [""]),
-        gradfree.engine_figures() as figures,
-    ):
-        model(x).sum().backward()
-    assert figures[""]["sweeps"] == figures[""]["residual"] == 0.0

@@ -94,17 +94,3 @@ def test_only_adapters_are_trained_with_exact_gradients(adapted):
     assert actual.keys() == expected.keys()
     for name, gradient in actual.items():
         torch.testing.assert_close(gradient, expected[name], rtol=1e-5, atol=1e-7)
-
-
-def test_adapters_are_saved_merged_and_loaded_as_without_the_engine(adapted, tmp_path):
-    peft = pytest.importorskip("peft")
-    model = adapted()
-    with gradfree.create_engine("highway_bp").attach(model):
-        gradients(model)
-        model.save_pretrained(tmp_path)
-    loaded = peft.PeftModel.from_pretrained(gpt2(), tmp_path)
-    model.eval()
-    x = torch.arange(12)[None]
-    assert torch.equal(loaded(x).logits, model(x).logits)
-    merged = model.merge_and_unload()
-    torch.testing.assert_close(merged(x).logits, loaded(x).logits)

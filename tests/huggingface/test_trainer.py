@@ -98,17 +98,3 @@ def test_an_engine_that_cannot_be_attached_is_refused_before_the_first_step(tmp_
     with pytest.raises(gradfree.ChainError, match="FOTON cannot be attached to GPT2LMHeadModel"):
         train(model, tmp_path, [EngineCallback("foton")])
     assert torch.equal(weights(model), before)
-
-
-@pytest.mark.slow
-def test_the_next_training_detaches_an_engine_that_an_exception_left_attached(tmp_path):
-    class Stop(type(EngineCallback()).__mro__[1]):
-        def on_step_end(self, args, state, control, **kwargs):
-            raise KeyboardInterrupt
-
-    callback, model = EngineCallback("highway_bp"), gpt2()
-    with pytest.raises(KeyboardInterrupt):
-        train(model, tmp_path, [callback, Stop()])
-    assert callback.handle.attached
-    train(model, tmp_path, [callback])
-    assert not callback.handle.attached

@@ -80,37 +80,3 @@ def test_a_loss_on_hidden_states_and_attentions_has_the_same_gradients(name):
     assert plain.keys() == attached.keys()
     for key in plain:
         torch.testing.assert_close(attached[key], plain[key], rtol=1e-4, atol=1e-6)
-
-
-def test_caches_are_the_same():
-    """For a whole sequence and from a cache, in training and without gradients."""
-
-    def run(model):
-        first = model(TOKENS[:, :6], use_cache=True)
-        with torch.no_grad():  # A cache of a pass with gradients leads into its blocks.
-            second = model(TOKENS[:, 6:], past_key_values=first.past_key_values)
-            third = model.eval()(TOKENS[:, :6], use_cache=True).past_key_values
-        caches = [(layer.keys, layer.values) for cache in (second.past_key_values, third) for layer in cache.layers]
-        return [second.logits, *tensors(caches)]
-
-    plain, attached = both(gpt2, run)
-    assert len(plain) == 13
-    assert all(torch.equal(a, b) for a, b in zip(plain, attached, strict=True))
-
-
-GENERATION = {
-    "greedy": {},
-    "sampled": {"do_sample": True, "top_k": 5},
-    "beams": {"num_beams": 3},
-    "no cache": {"use_cache": False},
-}
-
-
-@pytest.mark.parametrize("build", [gpt2, bart])
-@pytest.mark.parametrize("how", GENERATION)
-def test_generated_tokens_are_the_same(build, how):
-    def run(model):
-        return model.eval().generate(TOKENS[:, :4], max_new_tokens=6, **GENERATION[how])
-
-    plain, attached = both(build, run)
-    assert torch.equal(plain, attached)

@@ -40,21 +40,11 @@ def test_an_exact_engine_trains_like_lightning_without_an_engine(tmp_path, optio
         torch.testing.assert_close(fit(tmp_path, strategy, **options), expected, rtol=tolerance, atol=tolerance)
 
 
-def test_an_engine_by_import_path_trains(tmp_path):
-    path = "gradfree.algorithms:FixedPoint"
-    expected = fit(tmp_path, gradfree.lightning.EngineStrategy("fixed_point", iterations=0))
-    assert torch.equal(fit(tmp_path, gradfree.lightning.EngineStrategy(path, iterations=0)), expected)
-    with pytest.raises(TypeError, match="'gain'"):
-        gradfree.lightning.EngineStrategy(path, gain=2)
-    with pytest.raises(ImportError, match="no_such:Engine"):
-        gradfree.lightning.EngineStrategy("no_such:Engine")
-
-
 @pytest.mark.parametrize("namespace", ["lightning.pytorch", "pytorch_lightning"])
 def test_every_engine_is_a_strategy_in_every_namespace(namespace):
     strategies = pytest.importorskip(f"{namespace}.strategies")
     names = strategies.StrategyRegistry.available_strategies()
-    # "auto" has another meaning in Lightning.
+    assert "auto" not in names  # It has another meaning in Lightning.
     engines = ["auto_engine" if name == "auto" else name for name in gradfree.list_engines()]
     assert {name + suffix for name in engines for suffix in ("", "_ddp")} <= set(names)
 
@@ -122,29 +112,6 @@ def test_wrong_options_raise_and_list_the_known_ones():
     for base in (dict, lightning.fabric.strategies.SingleDeviceStrategy):
         with pytest.raises(TypeError, match=r"a strategy class of Lightning's Trainer.* before fabric.setup\(model\)"):
             gradfree.lightning.engine_strategy("highway_bp", base=base)
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ["--trainer.strategy=highway_bp"],
-        ["--trainer.strategy.class_path=gradfree.lightning.EngineStrategy", "--trainer.strategy.init_args.engine=dsf"],
-        [
-            "--trainer.strategy.class_path=gradfree.lightning.EngineStrategy",
-            "--trainer.strategy.init_args.engine=highway_bp",
-            "--trainer.strategy.dict_kwargs.iterations=4",
-        ],
-    ],
-)
-def test_lightning_cli_takes_engines(tmp_path, arguments):
-    from lightning.pytorch.cli import LightningCLI
-
-    cli = LightningCLI(
-        ResidualClassifier, run=False, save_config_callback=None, args=[*arguments, "--trainer.accelerator=cpu"]
-    )
-    assert cli.trainer.strategy.engine == gradfree.create_engine(
-        "dsf" if "dsf" in arguments[-1] else "highway_bp", **({"iterations": 4} if len(arguments) == 3 else {})
-    )
 
 
 def test_validation_and_prediction_run_without_an_engine(tmp_path):

@@ -3,85 +3,12 @@
 import lightning.pytorch as pl
 import pytest
 import torch
-from lightning.pytorch.callbacks import BaseFinetuning
-from lightning_runs import WITH_STATE, fresh, is_bare, over, quiet, strategy, trainer
-from plain_modules import Net, PlainModule, weights
-from torch import nn
+from lightning_runs import WITH_STATE, fresh, is_bare, over, quiet, trainer
+from plain_modules import weights
 
 import gradfree
 
 pytestmark = quiet
-
-
-class Adversaries(pl.LightningModule):
-    """Two nets with two optimizers, as in a GAN."""
-
-    automatic_optimization = False
-
-    def __init__(self, kind):
-        super().__init__()
-        self.generator, self.discriminator = Net(kind), Net(kind)
-        self.widen = nn.Linear(3, 6)
-
-    def configure_optimizers(self):
-        made = [*self.generator.parameters(), *self.widen.parameters()]
-        return torch.optim.Adam(made, 1e-2), torch.optim.SGD(self.discriminator.parameters(), 0.1)
-
-    def losses(self, x, y):
-        """Yield the generator's loss, which passes through the discriminator, and then the discriminator's loss."""
-        yield nn.functional.cross_entropy(self.discriminator(self.widen(self.generator(x))), y)
-        made = self.widen(self.generator(x)).detach()
-        yield nn.functional.cross_entropy(self.discriminator(x), y) + nn.functional.cross_entropy(
-            self.discriminator(made), 0 * y
-        )
-
-    def training_step(self, batch, index):
-        losses = self.losses(*batch)
-        for optimizer in self.optimizers():
-            self.toggle_optimizer(optimizer)
-            optimizer.zero_grad()
-            self.manual_backward(next(losses))
-            optimizer.step()
-            self.untoggle_optimizer(optimizer)
-
-    train_dataloader = PlainModule.train_dataloader
-
-    @property
-    def hparams(self):
-        return pl.utilities.AttributeDict(batch_size=8)
-
-
-@pytest.mark.slow
-@over(WITH_STATE)
-def test_manual_optimization_with_two_optimizers_equals_a_plain_loop(tmp_path, engine, kind):
-    """A frozen chain passes the error to the chain before it, and each step counts for one chain only."""
-    chains = ["generator.middle", "discriminator.middle"]
-    module, carrier = fresh(kind, Adversaries), strategy(engine, chains=chains)
-    trainer(tmp_path, strategy=carrier, max_epochs=1).fit(module)
-
-    expected = fresh(kind, Adversaries)
-    optimizers = expected.configure_optimizers()
-    with engine.attach(expected, chains) as handle:
-        for x, y in expected.train_dataloader():
-            losses = expected.losses(x, y)
-            for optimizer, frozen in zip(
-                optimizers, ([expected.discriminator], [expected.generator, expected.widen]), strict=True
-            ):
-                for part in frozen:
-                    part.requires_grad_(False)
-                optimizer.zero_grad()
-                next(losses).backward()
-                optimizer.step()
-                for part in frozen:
-                    part.requires_grad_(True)
-    assert torch.equal(weights(module), weights(expected))
-    assert carrier.handle.state_dict().keys() == handle.state_dict().keys()
-    assert all(int(kept.get("steps", 8)) == 8 for kept in carrier.handle.state_dict().values())
-
-
-def test_two_chains_in_depth_must_be_named(tmp_path):
-    with pytest.raises(gradfree.ChainError, match=r"Say which: chains=\['generator.middle', 'discriminator.middle'\]"):
-        trainer(tmp_path, strategy="foton").fit(fresh("layers", Adversaries))
 
 
 @over(WITH_STATE)
@@ -98,64 +25,6 @@ def test_validation_during_training_does_not_change_it(tmp_path, engine, kind):
     (first, *_) = run.predict(module)
     assert torch.equal(weights(module), weights(plain))
     assert torch.equal(first, plain.net(next(iter(plain.val_dataloader()))[0]))
-
-
-def first_part(module):
-    return next(module.net.middle.children(), module.net.middle)
-
-
-class Thawing(BaseFinetuning):
-    """Trains the chain's first part from the second epoch on, and the modules before the chain never."""
-
-    def freeze_before_training(self, module):
-        self.freeze([module.net.stem, first_part(module)])
-
-    def finetune_function(self, module, epoch, optimizer):
-        if epoch == 1:
-            self.unfreeze_and_add_param_group(first_part(module), optimizer, 0.1)
-
-
-@over(WITH_STATE)
-def test_parts_of_a_chain_can_be_frozen_and_unfrozen(tmp_path, engine, kind):
-    class Frozen(PlainModule):
-        def configure_optimizers(self):
-            return torch.optim.SGD([p for p in self.parameters() if p.requires_grad], 0.1)
-
-    module, expected = fresh(kind, Frozen), fresh(kind, Frozen)
-    trainer(tmp_path, engine, callbacks=[Thawing()]).fit(module)
-
-    first = first_part(expected).requires_grad_(False)
-    expected.net.stem.requires_grad_(False)
-    optimizer = expected.configure_optimizers()
-    with engine.attach(expected):
-        for epoch in range(2):
-            if epoch == 1:
-                optimizer.add_param_group({"params": list(first.requires_grad_().parameters())})
-            for batch in expected.train_dataloader():
-                optimizer.zero_grad()
-                expected.loss(batch).backward()
-                optimizer.step()
-    assert torch.equal(weights(module), weights(expected))
-    assert torch.equal(module.net.stem.weight, fresh(kind).net.stem.weight)
-
-
-@pytest.mark.slow
-@over(WITH_STATE)
-def test_nets_built_in_configure_model_train(tmp_path, engine, kind):
-    """As for models that are too large to be built before; with anomaly detection."""
-
-    class Late(PlainModule):
-        def __init__(self, kind):
-            super().__init__(kind)
-            self.built, self.net = self.net, None
-
-        def configure_model(self):
-            self.net = self.net or self.built
-
-    plain, late = fresh(kind), fresh(kind, Late)
-    trainer(tmp_path, engine, max_epochs=1).fit(plain)
-    trainer(tmp_path, engine, max_epochs=1, detect_anomaly=True).fit(late)
-    assert torch.equal(weights(late.net), weights(plain.net))
 
 
 @pytest.mark.parametrize("how", ["by name", "as an object"])

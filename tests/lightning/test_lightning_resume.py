@@ -1,4 +1,6 @@
-"""The engine's state in checkpoints, over several fits, and with Lightning's tuners."""
+"""The engine's state in checkpoints, over several fits, with Lightning's tuners and skipped steps."""
+
+from itertools import pairwise
 
 import pytest
 import torch
@@ -37,6 +39,7 @@ def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path, engine, kind, preci
     saving = ModelCheckpoint(tmp_path, filename="half")
     run = trainer(tmp_path, engine, callbacks=[saving], enable_checkpointing=True, **half_precision(precision))
     run.fit(fresh(kind))
+    assert "gradfree" in torch.load(tmp_path / "half.ckpt", weights_only=True)  # Plain tensors, no classes of ours.
     resumed, second = PlainModule(kind), strategy(engine)
     trainer(tmp_path, strategy=second, max_epochs=3, **half_precision(precision)).fit(
         resumed, ckpt_path=tmp_path / "half.ckpt"
@@ -100,18 +103,24 @@ def test_a_checkpoint_of_a_run_without_an_engine_may_be_resumed_with_one(tmp_pat
     assert int(carrier.handle.state_dict()["net.middle"]["steps: steps"]) == 8
 
 
-def test_weights_load_without_gradfree(tmp_path, request):
-    """Hyperparameters and weights of a checkpoint load although gradfree cannot be imported."""
-    expected = {}
-    for number, ((name, options), kind) in enumerate(WITH_STATE.values()):
-        path = tmp_path / f"{number}.ckpt"
-        module = fresh(kind, lr=0.05)
-        run = trainer(tmp_path, strategy=strategy(name, **options), max_epochs=1)
-        run.fit(module)
-        run.save_checkpoint(path)
-        expected[path] = weights(module)
-    request.getfixturevalue("without_gradfree")
-    for path, w in expected.items():
-        loaded = PlainModule.load_from_checkpoint(path)
-        assert loaded.hparams["lr"] == 0.05
-        assert torch.equal(weights(loaded), w)
+@over(WITH_STATE | {"foton, layers": RUNS["foton, layers"]})
+def test_a_step_skipped_by_the_scaler_changes_nothing(tmp_path, engine, kind):
+    """The scale overflows: such steps change neither the weights nor the engine's state."""
+
+    class Watched(PlainModule):
+        history = ()
+
+        def on_train_batch_start(self, *args):
+            self.history = (*self.history, weights(self))
+
+    scale = torch.amp.GradScaler("cpu", init_scale=2.0**40)
+    module, carrier = fresh(kind, Watched), strategy(engine)
+    plugin = MixedPrecision("16-mixed", "cpu", scale)
+    trainer(tmp_path, strategy=carrier, max_epochs=4, plugins=plugin).fit(module)
+    skipped = 40 - int(torch.log2(torch.tensor(scale.get_scale())))
+    assert 8 < skipped < 30
+    assert [torch.equal(*pair) for pair in pairwise((*module.history, weights(module)))].count(True) == skipped
+    assert weights(module).isfinite().all()
+    (kept,) = carrier.handle.state_dict().values()
+    assert all(tensor.isfinite().all() for tensor in kept.values())
+    assert int(kept.get("steps", 32 - skipped)) == 32 - skipped

@@ -1,7 +1,6 @@
 """One of three ranks that train a model with clipped gradients, save it, and resume as two; compared with one process.
 
-Writes how far the whole model's weights are off, whether the checkpoint is that of the one process, and which share
-of its activations a rank keeps.
+Writes how far the whole model's weights are off, and whether the checkpoint is that of the one process.
 """
 
 import os
@@ -57,32 +56,6 @@ def off(found, expected):
     return 0.0
 
 
-class Block(nn.Module):
-    """x + MLP(LN(x)), 256 wide."""
-
-    def __init__(self):
-        super().__init__()
-        self.branch = nn.Sequential(nn.LayerNorm(256), nn.Linear(256, 512), nn.GELU(), nn.Linear(512, 256))
-
-    def forward(self, x):
-        return x + self.branch(x)
-
-
-def activations(model):
-    """Return the bytes that autograd stores for a forward pass, without the weights."""
-    kept = {}
-
-    def note(tensor):
-        kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
-        loss = model(torch.randn(256, 256)).square().mean()
-    loss.backward()
-    weights = {p.untyped_storage().data_ptr() for p in model.parameters()}
-    return sum(size for pointer, size in kept.items() if pointer not in weights)
-
-
 def main(folder):
     torch.set_default_dtype(torch.float64)
     distributed.init_process_group("gloo", timeout=timedelta(seconds=60))
@@ -112,10 +85,6 @@ def main(folder):
         whole = stage.state_dict()
         if RANK == 0:
             found["resumed"] = off(whole, dict(one.state_dict()))
-    model = nn.Sequential(*(Block() for _ in range(12)))
-    alone = activations(model)
-    gradfree.layer_parallel(model, "highway_bp", chains=[""], iterations=1)
-    found["share"] = activations(model) / alone
     torch.save(found, os.path.join(folder, f"{RANK}.pt"))
     leave()
 

@@ -1,4 +1,4 @@
-"""Trains models sharded by FSDP2 with every engine, and as one process does; writes what the last functions return."""
+"""Trains models sharded by FSDP2 with every engine, and as one process does; writes the weights and the errors."""
 
 import logging
 import os
@@ -80,25 +80,20 @@ class Sharded(Module):
             fully_shard(self.net.double(), mesh=self.device_mesh["data_parallel"])
 
 
-def strategy(name, base, **options):
-    return gradfree.lightning.engine_strategy(
-        create_engine(name), base=base, data_parallel_size=dist.get_world_size(), tensor_parallel_size=1, **options
-    )
-
-
-def trainer(name, **options):
-    return pl.Trainer(
-        strategy=strategy(name, pl.strategies.ModelParallelStrategy),
-        devices=dist.get_world_size(),
-        accelerator="cpu",
-        **(QUIET | {"max_epochs": 1, "limit_train_batches": STEPS, "enable_checkpointing": False} | options),
-    )
-
-
 def in_lightning(name, kind):
     torch.manual_seed(0)
-    module = Sharded(kind)
-    trainer(name).fit(module, loader(dist.get_world_size()))
+    module, size = Sharded(kind), {"data_parallel_size": dist.get_world_size(), "tensor_parallel_size": 1}
+    base = pl.strategies.ModelParallelStrategy
+    trainer = pl.Trainer(
+        strategy=gradfree.lightning.engine_strategy(create_engine(name), base=base, **size),
+        devices=dist.get_world_size(),
+        accelerator="cpu",
+        max_epochs=1,
+        limit_train_batches=STEPS,
+        enable_checkpointing=False,
+        **QUIET,
+    )
+    trainer.fit(module, loader(dist.get_world_size()))
     return weights(module)
 
 
@@ -114,16 +109,6 @@ def mesh():
 def all_runs():
     """Return the weights after training by engine, kind of net and name of the run."""
     return {net: {run.__name__: run(*net) for run in (one_process, *runs)} for net, runs in RUNS.items()}
-
-
-def sharded_block_by_block():
-    """Return the weights after training with ``backprop``, which uses autograd, and those of one process."""
-    model = create_net("blocks")
-    for block in model.net.middle:
-        fully_shard(block, mesh=mesh())
-    fully_shard(model, mesh=mesh())
-    with gradfree.create_engine("backprop").attach(model):
-        return trained(model, mine()), one_process("backprop", "blocks")
 
 
 class Cells(nn.Module):
@@ -158,40 +143,14 @@ def refusals():
     return found
 
 
-def comparisons():
-    """Return the cosines that the callback logs, and the error if parameters are resharded in between."""
-    logged = []
-
-    class Logged(pl.Callback):
-        def on_train_batch_end(self, trainer, *args):
-            logged.append(trainer.callback_metrics["fidelity/cosine"].item())
-
-    callbacks = [gradfree.lightning.GradientFidelity(every_n_steps=1), Logged()]
-    torch.manual_seed(0)
-    trainer("highway_bp", callbacks=callbacks).fit(Sharded("blocks"), loader(dist.get_world_size()))
+def comparison():
+    """Return the error of a comparison while parameters are not whole."""
     model = fully_shard(create_net("blocks"), mesh=mesh(), reshard_after_forward=True)
     batch = torch.randn(2, 6, dtype=torch.float64), torch.tensor([0, 1])
     try:
         gradfree.gradient_fidelity(create_engine("highway_bp"), model, nn.functional.cross_entropy, batch)
     except gradfree.ChainError as error:
-        return logged, str(error)
-
-
-def remembered(folder):
-    """Return the engine's state at the end of a fit, and when another fit resumes from its checkpoint."""
-    OPTIONS["dsf"] = {"feedback": "gate"}
-    states = []
-
-    class Remembered(pl.Callback):
-        def on_train_start(self, trainer, module):
-            states.append(trainer.strategy.handle.state_dict())
-
-    first = trainer("dsf", default_root_dir=folder)
-    first.fit(Sharded("time"), loader(dist.get_world_size()))
-    first.save_checkpoint(f"{folder}/checkpoint")
-    second = trainer("dsf", default_root_dir=folder, max_epochs=2, callbacks=[Remembered()])
-    second.fit(Sharded("time"), loader(dist.get_world_size()), ckpt_path=f"{folder}/checkpoint")
-    return first.strategy.handle.state_dict(), *states
+        return str(error)
 
 
 if __name__ == "__main__":
@@ -199,12 +158,6 @@ if __name__ == "__main__":
     warnings.simplefilter("ignore")
     logging.disable(logging.INFO)
     dist.init_process_group("gloo")
-    found = {
-        "runs": all_runs(),
-        "block by block": sharded_block_by_block(),
-        "refusals": refusals(),
-        "comparisons": comparisons(),
-        "remembered": remembered(sys.argv[1]),
-    }
+    found = {"runs": all_runs(), "refusals": refusals(), "comparison": comparison()}
     torch.save(found, f"{sys.argv[1]}/{os.environ['RANK']}.pt")
     leave()
