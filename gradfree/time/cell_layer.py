@@ -21,7 +21,8 @@ class CellLayer(nn.Module):
 
     Args:
         cell: called as ``cell(x, state)`` with ``x`` (B, I). Returns the next state, a tensor (B, H) or a tuple of
-            tensors, the first of which is the output.
+            tensors, the first of which is the output. A cell that returns ``(out, state)`` needs an attribute
+            ``output_size``, the width of ``out``.
         batch_first: whether sequences are (B, T, ·) rather than (T, B, ·).
     """
 
@@ -44,6 +45,7 @@ class CellLayer(nn.Module):
         if x.dim() != 3 or len(x) == 0:
             raise ValueError(f"a sequence must be (T, B, I) with at least one step, not {tuple(x.shape)} (time first).")
         out, *final = self.unroll(x, self._initial_parts(x, state))
+        final = final[self.extra_outputs :]
         single = len(final) == 1 and not isinstance(state, tuple)
         return out.transpose(0, 1) if self.batch_first else out, final[0] if single else tuple(final)
 
@@ -57,10 +59,18 @@ class CellLayer(nn.Module):
         steps = run_steps(self.cell, x, parts)
         return [torch.stack([step[0] for step in steps]), *steps[-1]]
 
+    @property
+    def extra_outputs(self) -> int:
+        """1 if the cell's output is not a part of its state: it is then unrolled as an extra first part. Else 0."""
+        return int(output_size(self.cell) is not None)
+
     def _initial_parts(self, x: Tensor, state: Any) -> tuple[Tensor, ...]:
-        """Return the parts of the initial state, from ``state`` as in :meth:`forward` and ``x`` (T, B, I)."""
-        if state is not None:
-            return state if isinstance(state, tuple) else (state,)
+        """Return the initial values of all unrolled parts, from ``state`` as in :meth:`forward` and ``x`` (T, B, I)."""
+        given = self._zeros(x) if state is None else state if isinstance(state, tuple) else (state,)
+        size = output_size(self.cell)
+        return given if size is None else (x.new_zeros(x.shape[1], size), *given)
+
+    def _zeros(self, x: Tensor) -> tuple[Tensor, ...]:
         size = getattr(self.cell, "hidden_size", None)
         if size is None:
             raise ValueError(f"{type(self.cell).__name__} has no hidden_size: pass the initial state.")
@@ -121,15 +131,28 @@ def has_hooks(module: nn.Module) -> bool:
 
 
 def apply_cell(cell: nn.Module, x: Tensor, parts: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    """Run one step; return the parts of the next state."""
-    found = cell(x, parts[0] if len(parts) == 1 else tuple(parts))
-    after = found if isinstance(found, tuple) else (found,)
+    """Run one step; return the parts of the next state, after the output if that is not one of them."""
+    extra = int(output_size(cell) is not None)
+    given = parts[extra:]
+    found = cell(x, given[0] if len(given) == 1 else tuple(given))
+    out, state = ((found[0],), found[1]) if extra and type(found) is tuple and len(found) == 2 else ((), found)
+    after = (*out, *(state if isinstance(state, tuple) else (state,)))
     if len(after) != len(parts) or not all(isinstance(part, Tensor) for part in after):
+        name = type(cell).__name__
         raise ValueError(
-            f"{type(cell).__name__} was called with a state of {len(parts)} tensors, and must return as many. An "
-            "output that is not the state can be the first part of it."
+            f"{name} was called with a state of {len(given)} tensors. It "
+            + (
+                "has an output_size, but did not return (out, state)."
+                if extra
+                else f"must return as many. If it returns (out, state), set {name}.output_size, the width of out."
+            )
         )
     return after
+
+
+def output_size(cell: nn.Module) -> int | None:
+    """Return the width of the output that a cell returns in addition to its state; ``None`` if it has none."""
+    return None if isinstance(cell, ElementwiseCell) else getattr(cell, "output_size", None)
 
 
 def unit_blocks(after: Sequence[Tensor], before: Sequence[Tensor]) -> Blocks:

@@ -15,7 +15,7 @@ from gradfree.chains.chain import ChainGradients
 from gradfree.chains.memory import Memory
 from gradfree.chains.refusals import hooked, tapped
 from gradfree.errors import RANDOM_CELL, ChainError
-from gradfree.time.cell_layer import ElementwiseCell, apply_cell, unit_blocks
+from gradfree.time.cell_layer import ElementwiseCell, apply_cell, output_size, unit_blocks
 from gradfree.time.closed_forms import State
 from gradfree.time.time_chain import Links, SplitJacobian, TimeChain
 from gradfree.torchside.batched_vjps import batched_vjps
@@ -49,7 +49,9 @@ class UnrolledChain(TimeChain):
         memory: Memory,
         where: str,
     ):
-        super().__init__(len(x), before[0], memory, "0")
+        # 1 if the first part is an output that no step reads.
+        self._extra_outputs = int(output_size(cell) is not None)
+        super().__init__(len(x), before[self._extra_outputs], memory, "0")
         own = list(cell.parameters())
         self.cell, self.parameters, self.shape = cell, own, x.shape[:2]
         self.kind = "separate units" if isinstance(cell, ElementwiseCell) else "any"
@@ -88,13 +90,14 @@ class UnrolledChain(TimeChain):
 
     def constant(self, factor: Factor) -> SplitJacobian:
         """Return K_t = ``factor`` for every part of the state."""
-        widths = {state.shape[-1] for state in self.states}
+        own = len(self.states) - self._extra_outputs
+        widths = {state.shape[-1] for state in self.states[self._extra_outputs :]}
         if isinstance(factor, Tensor) and factor.dim() and len(widths) > 1:
             raise ChainError(
                 f"the parts of the cell's state have {sorted(widths)} units, so one vector of numbers does not fit "
                 "all. Use one number for all units, for example DSF's feedback=0.7."
             )
-        return super().constant(factor)
+        return self._split([*[0.0] * self._extra_outputs, *[factor] * own])
 
     def _split(self, known: Sequence[Factor]) -> SplitJacobian:
         """Return K without J: :meth:`rest_vjp` needs only K."""

@@ -42,22 +42,35 @@ class TwoParts(Leaky):
 
 
 class Projecting(nn.Module):
-    """An LSTM cell with an output computed from its state, which no step reads, as the first part of the state."""
+    """An LSTM cell with an output computed from its state."""
+
+    hidden_size, parts, output_size = HIDDEN, 2, 5
 
     def __init__(self):
         super().__init__()
         self.cell, self.read = nn.LSTMCell(INPUT, HIDDEN), nn.Linear(HIDDEN, 5)
 
     def forward(self, x, state):
-        h, c = self.cell(x, state[1:])
-        return self.read(h).tanh() + state[1].sum(-1, keepdim=True), h, c
+        h, c = self.cell(x, state)
+        return self.read(h).tanh() + state[0].sum(-1, keepdim=True), (h, c)
+
+
+class Reading(Leaky):
+    """A cell with one state and an output that is not its state."""
+
+    output_size = 2
+
+    def forward(self, x, state):
+        state = super().forward(x, state)
+        return state[:, :2].sin() * x[:, :1], state
 
 
 CELLS = {
     "leaky": (Leaky, [HIDDEN]),
     "writing to its cotangent": (Writing, [HIDDEN]),
     "two parts": (TwoParts, [HIDDEN, 2]),
-    "projecting": (Projecting, [5, HIDDEN, HIDDEN]),
+    "projecting": (Projecting, [HIDDEN, HIDDEN]),
+    "reading": (Reading, [HIDDEN]),
     "rnn_tanh cell": (lambda: nn.RNNCell(INPUT, HIDDEN), [HIDDEN]),
     "gru cell": (lambda: nn.GRUCell(INPUT, HIDDEN), [HIDDEN]),
     "lstm cell": (lambda: nn.LSTMCell(INPUT, HIDDEN), [HIDDEN, HIDDEN]),

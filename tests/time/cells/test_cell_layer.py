@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from cell_tasks import HIDDEN, INPUT, Task, refusal
+from cell_tasks import HIDDEN, INPUT, Reading, Task, refusal
 from oracles import off_by
 from torch import nn
 from torch.nn.modules.module import register_module_forward_hook
@@ -19,6 +19,19 @@ def test_a_cell_layer_from_zeros_equals_torchs_fused_layer():
     expected, finals = fused(x)
     torch.testing.assert_close(out, expected)
     torch.testing.assert_close((h.unsqueeze(0), c.unsqueeze(0)), finals)
+
+
+def test_approximations_apply_to_the_state_and_not_to_a_separate_output():
+    """Without weights from state to state, K has no effect."""
+    layer, x = CellLayer(Reading()), torch.randn(20, 2, 3)
+    with torch.no_grad():
+        layer.cell.network.weight[:, 3:] = 0.0
+    grads = []
+    for feedback in (0.0, 0.9):
+        with gradfree.create_engine("dsf", feedback=feedback).attach(layer):
+            out, _ = layer(x)
+            grads.append(torch.autograd.grad(out.sum(), layer.cell.network.weight)[0])
+    assert torch.equal(*grads)
 
 
 def test_hooks_and_the_own_forward_of_elementwise_cells_are_called():

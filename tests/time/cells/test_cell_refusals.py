@@ -13,11 +13,18 @@ import gradfree
 from gradfree import CellLayer
 
 
-class Reading(nn.Module):
+class Undeclared(nn.Module):
     hidden_size = HIDDEN
 
     def forward(self, x, state):
         return x, state
+
+
+class Wrong(Undeclared):
+    output_size = 4
+
+    def forward(self, x, state):
+        return state
 
 
 @pytest.mark.parametrize(
@@ -25,7 +32,8 @@ class Reading(nn.Module):
     [
         (lambda: nn.RNNCell(INPUT + 1, HIDDEN), "at least one step, not (0, 2, 3)"),
         (lambda: nn.Linear(3, 4), "Linear has no hidden_size: pass the initial state"),
-        (Reading, "Reading was called with a state of 1 tensors, and must return as many"),
+        (Undeclared, "set Undeclared.output_size"),
+        (Wrong, "did not return (out, state)"),
     ],
 )
 def test_bad_cells_and_inputs_are_refused_without_an_engine_too(cell, message):

@@ -22,7 +22,7 @@ def refused(program):
     """Return whether the engine must refuse: it needs a gate, or its feedback does not fit the state."""
     gated = program.layer.startswith("para") or program.layer in ("gru", "lstm")
     needs = "gate" in program.engine or program.engine.startswith("highway_bp")
-    return (needs and not gated) or (program.engine == "dsf linspace" and program.layer in ("two parts", "projecting"))
+    return (needs and not gated) or (program.engine == "dsf linspace" and program.layer == "two parts")
 
 
 def verdict(program):
