@@ -12,7 +12,7 @@ from torch.nn.utils.rnn import PackedSequence
 
 from gradfree.errors import ChainError
 from gradfree.resets.pieces import PieceBatch, Pieces, final_states, in_sequence_order
-from gradfree.time.cell_layer import has_hooks
+from gradfree.time.cell_layer import CellLayer, has_hooks
 from gradfree.time.forward import Recurrence, run_kernel
 from gradfree.time.fused import recorder_on
 
@@ -28,7 +28,7 @@ def run_with_resets(layer: nn.Module, input: Tensor, state: Any, resets: Tensor)
     layer, it computes their gradients.
 
     Args:
-        layer: an ``nn.RNN``, ``nn.GRU`` or ``nn.LSTM`` in one direction.
+        layer: an ``nn.RNN``, ``nn.GRU`` or ``nn.LSTM`` in one direction, or a :class:`CellLayer`.
         input: (T, B, I), or (B, T, I) if the layer is ``batch_first``.
         state: the initial state, as the layer takes it. ``None``: zeros.
         resets: bool, (T, B), or (B, T) if the layer is ``batch_first``: whether to reset the state before the step.
@@ -38,17 +38,27 @@ def run_with_resets(layer: nn.Module, input: Tensor, state: Any, resets: Tensor)
 
     Raises:
         TypeError: another kind of layer, packed sequences, or resets that are not a bool tensor.
-        ValueError: resets or a state with a wrong shape.
+        ValueError: resets or a state with a wrong shape or device.
         ChainError: a layer that is bidirectional, or has projections, hooks or another ``forward``.
     """
     _check_layer(layer)
     _check_input(layer, input, resets)
     x = input.transpose(0, 1) if layer.batch_first else input
-    parts = [part.transpose(0, 1) for part in _checked_state(layer, input, state)]
+    if isinstance(layer, CellLayer):
+        parts = list(layer.initial_parts(x, state))
+        _check_cell_state(parts, x)
+    else:
+        parts = [part.transpose(0, 1) for part in _checked_state(layer, input, state)]
     if len(x) == 1:
-        return _run_one_step(layer, input, parts, resets)
+        return _run_one_step(layer, input, parts, resets, isinstance(state, tuple))
     pieces = Pieces.from_resets(resets.t() if layer.batch_first else resets)
-    if run := _padded_runner(layer, x):
+    if isinstance(layer, CellLayer):
+        batches = list(pieces.batches())
+        found = [
+            layer.unroll(rows.gather(x), [rows.initial_states(part) for part in parts], rows.last_steps)
+            for rows in batches
+        ]
+    elif run := _padded_runner(layer, x):
         batches = list(pieces.batches())
         found = [
             _run_padded(layer, run, rows.gather(x), [rows.initial_states(part) for part in parts], rows)
@@ -59,14 +69,23 @@ def run_with_resets(layer: nn.Module, input: Tensor, state: Any, resets: Tensor)
         found = [_run_packed(layer, x, parts, rows) for rows in batches]
     outs, *ends = zip(*found, strict=True)
     out = in_sequence_order(outs, batches, (x.shape[0], x.shape[1]))
-    finals = tuple(final_states(part, batches).transpose(0, 1) for part in ends)
-    return out.transpose(0, 1) if layer.batch_first else out, finals if len(finals) > 1 else finals[0]
+    cells = isinstance(layer, CellLayer)
+    finals = tuple(
+        final_states(part, batches) if cells else final_states(part, batches).transpose(0, 1) for part in ends
+    )
+    finals = finals[layer.extra_outputs :] if isinstance(layer, CellLayer) else finals
+    single = len(finals) == 1 and not isinstance(state, tuple)
+    return out.transpose(0, 1) if layer.batch_first else out, finals[0] if single else finals
 
 
-def _run_one_step(layer: Any, input: Tensor, parts: Sequence[Tensor], resets: Tensor) -> Any:
+def _run_one_step(layer: Any, input: Tensor, parts: Sequence[Tensor], resets: Tensor, several: bool) -> Any:
     """Call the layer once with the masked state: a fast path for agents that act step by step."""
-    kept = [part.masked_fill(resets.view(-1, 1, 1), 0.0).transpose(0, 1).contiguous() for part in parts]
-    return layer(input, tuple(kept) if len(kept) > 1 else kept[0])
+    kept = [part.masked_fill(resets.view(-1, *[1] * (part.dim() - 1)), 0.0) for part in parts]
+    if isinstance(layer, CellLayer):
+        kept = kept[layer.extra_outputs :]
+    else:
+        kept = [part.transpose(0, 1).contiguous() for part in kept]
+    return layer(input, tuple(kept) if several or len(kept) > 1 else kept[0])
 
 
 _Run = Callable[[Tensor, Sequence[Tensor], Sequence[Any]], Sequence[Tensor]]
@@ -109,19 +128,22 @@ def _run_padded(layer: Any, run: _Run, x: Tensor, first: Sequence[Tensor], rows:
 
 
 def _check_layer(layer: Any) -> None:
-    if not isinstance(layer, nn.RNNBase):
+    if isinstance(layer, nn.RNNBase):
+        if layer.bidirectional:
+            raise ChainError(
+                "run_with_resets: the layer runs in both directions. Its reverse direction would carry a later "
+                "episode into an earlier one. Use bidirectional=False."
+            )
+        if layer.proj_size:
+            raise ChainError(f"run_with_resets: the layer has proj_size={layer.proj_size}. Use proj_size=0.")
+        changed = type(layer).forward not in {nn.RNN.forward, nn.GRU.forward, nn.LSTM.forward}
+    elif isinstance(layer, CellLayer):
+        changed = type(layer).forward is not CellLayer.forward
+    else:
         raise TypeError(
-            f"run_with_resets: layer must be an nn.RNN, nn.GRU or nn.LSTM, not {type(layer).__name__}. A cell of your "
-            "own can take the resets as a part of its input, and clear its state where they are set."
+            "run_with_resets: layer must be an nn.RNN, nn.GRU, nn.LSTM or gradfree.CellLayer, not "
+            f"{type(layer).__name__}."
         )
-    if layer.bidirectional:
-        raise ChainError(
-            "run_with_resets: the layer runs in both directions. Its reverse direction would carry a later "
-            "episode into an earlier one. Use bidirectional=False."
-        )
-    if layer.proj_size:
-        raise ChainError(f"run_with_resets: the layer has proj_size={layer.proj_size}. Use proj_size=0.")
-    changed = type(layer).forward not in {nn.RNN.forward, nn.GRU.forward, nn.LSTM.forward}
     changed = changed or ("forward" in vars(layer) and recorder_on(layer) is None)
     if changed or has_hooks(layer):
         what = "another forward" if changed else "hooks"
@@ -149,6 +171,8 @@ def _check_input(layer: Any, input: Any, resets: Any) -> None:
             f"run_with_resets: resets must be {tuple(input.shape[:2])}, as input is {layout}, not "
             f"{tuple(resets.shape)}."
         )
+    if resets.device != input.device:
+        raise ValueError(f"run_with_resets: resets are on {resets.device}, but input is on {input.device}.")
 
 
 def _checked_state(layer: Any, input: Tensor, state: Any) -> list[Tensor]:
@@ -167,3 +191,12 @@ def _checked_state(layer: Any, input: Tensor, state: Any) -> list[Tensor]:
     except RuntimeError as error:
         raise ValueError(f"run_with_resets: {error}.") from None
     return parts
+
+
+def _check_cell_state(parts: Sequence[Tensor], x: Tensor) -> None:
+    for part in parts:
+        if part.dim() < 2 or len(part) != x.shape[1]:
+            raise ValueError(
+                f"run_with_resets: the state must have a row for each of the {x.shape[1]} sequences, not "
+                f"{tuple(part.shape)}."
+            )

@@ -12,6 +12,8 @@ from torch import Tensor, nn
 
 from gradfree.algebra.block_scan import Blocks
 
+Ends = Callable[[Tensor], Tensor]
+
 
 class CellLayer(nn.Module):
     """Runs a cell over a sequence; an engine finds the layer as a chain in time.
@@ -44,27 +46,32 @@ class CellLayer(nn.Module):
         x = x.transpose(0, 1) if self.batch_first else x
         if x.dim() != 3 or len(x) == 0:
             raise ValueError(f"a sequence must be (T, B, I) with at least one step, not {tuple(x.shape)} (time first).")
-        out, *final = self.unroll(x, self._initial_parts(x, state))
+        parts = self.initial_parts(x, state)
+        out, *final = self.unroll(x, parts)
         final = final[self.extra_outputs :]
         single = len(final) == 1 and not isinstance(state, tuple)
         return out.transpose(0, 1) if self.batch_first else out, final[0] if single else tuple(final)
 
-    def unroll(self, x: Tensor, parts: Sequence[Tensor]) -> Sequence[Tensor]:
+    def unroll(self, x: Tensor, parts: Sequence[Tensor], ends: Ends | None = None) -> Sequence[Tensor]:
         """Return the outputs (T, B, H) and the parts of the final state.
 
         Args:
             x: (T, B, I).
             parts: the parts of the initial state.
+            ends: selects the final states from those of all steps (T, B, ·). ``None``: those of the last step.
         """
         steps = run_steps(self.cell, x, parts)
-        return [torch.stack([step[0] for step in steps]), *steps[-1]]
+        out = torch.stack([step[0] for step in steps])
+        if ends is None:
+            return [out, *steps[-1]]
+        return [out, *(ends(torch.stack(part)) for part in zip(*steps, strict=True))]
 
     @property
     def extra_outputs(self) -> int:
         """1 if the cell's output is not a part of its state: it is then unrolled as an extra first part. Else 0."""
         return int(output_size(self.cell) is not None)
 
-    def _initial_parts(self, x: Tensor, state: Any) -> tuple[Tensor, ...]:
+    def initial_parts(self, x: Tensor, state: Any) -> tuple[Tensor, ...]:
         """Return the initial values of all unrolled parts, from ``state`` as in :meth:`forward` and ``x`` (T, B, I)."""
         given = self._zeros(x) if state is None else state if isinstance(state, tuple) else (state,)
         size = output_size(self.cell)

@@ -14,7 +14,7 @@ from gradfree.chains.refusals import hooked, tapped
 from gradfree.chains.site import Removable, Site
 from gradfree.chains.solving import Attachment
 from gradfree.errors import ATTACHED, CHANGED_IN_PLACE, ChainError, refuse
-from gradfree.time.cell_layer import CellLayer, ElementwiseCell
+from gradfree.time.cell_layer import CellLayer, ElementwiseCell, Ends
 from gradfree.time.forward import Recurrence, SingleStepWarning, run
 from gradfree.time.unrolled_chain import (
     UnrolledChain,
@@ -110,14 +110,19 @@ class CellRecorder:
         """Restore the layer's own loop."""
         del self.layer.unroll
 
-    def unroll(self, x: Tensor, parts: Sequence[Tensor]) -> Sequence[Tensor]:
+    def unroll(self, x: Tensor, parts: Sequence[Tensor], ends: Ends | None = None) -> Sequence[Tensor]:
         """Run the cell over the sequence, recorded for the engine; arguments and result as in the layer's own loop.
 
         Raises:
             ChainError: the engine cannot solve the cell, its state, or its hooks.
         """
         if not torch.is_grad_enabled():
-            return type(self.layer).unroll(self.layer, x, parts)
+            return type(self.layer).unroll(self.layer, x, parts, ends)
+        if ends is not None and len(parts) > 1:
+            raise ChainError(
+                f"{self.where} has a state of several tensors, which an engine does not support with resets. Call "
+                "run_with_resets without an engine, or use nn.LSTM in place of nn.LSTMCell."
+            )
         self.single_steps.count(len(x))
         refuse_transforms(self.where)
         refuse(sharded(self.inside))
@@ -125,7 +130,7 @@ class CellRecorder:
         out, *finals = _UnrollFunction.apply(self, len(parts), x, *parts, *self.layer.cell.parameters())
         if out.requires_grad:
             out.grad_fn.finals = list(map(weakref.ref, finals))
-        return [out, *finals]
+        return [out, ends(out)] if ends is not None else [out, *finals]
 
     def chain(self, ctx: _Context, x: Tensor, first: Sequence[Tensor], states: Sequence[Tensor]) -> UnrolledChain:
         """Return the chain of a pass from its input ``x``, the initial state ``first`` and the states after all steps.
