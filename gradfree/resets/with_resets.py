@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
@@ -88,19 +89,19 @@ def _run_one_step(layer: Any, input: Tensor, parts: Sequence[Tensor], resets: Te
     return layer(input, tuple(kept) if several or len(kept) > 1 else kept[0])
 
 
-_Run = Callable[[Tensor, Sequence[Tensor], Sequence[Any]], Sequence[Tensor]]
-"""Maps a layer's input, initial states and weights to its outputs and final states."""
+_Run = Callable[[int, Tensor, Sequence[Tensor], Sequence[Any]], Sequence[Tensor]]
+"""Maps a layer's number, input, initial states and weights to its outputs and final states."""
 
 
 def _padded_runner(layer: Any, x: Tensor) -> _Run | None:
-    """Return a function that runs padded pieces; ``None`` if they must run packed by the module, as several layers."""
+    """Return a function that runs padded pieces layer by layer; ``None`` if pieces must run packed by the module."""
     recorder = recorder_on(layer)
-    if x.device.type != "cpu" or layer.num_layers > 1:
+    if x.device.type != "cpu":
         return None
     if recorder is None or not torch.is_grad_enabled():
-        return lambda x, first, weights: run_kernel(Recurrence(x, first, weights, layer.mode))
+        return lambda number, x, first, weights: run_kernel(Recurrence(x, first, weights, layer.mode))
     # Engines with their own forward method need padded sequences. Approximate engines would count the padding.
-    return partial(recorder.run_layer, 0) if recorder.attachment.engine.forwards else None
+    return recorder.run_layer if recorder.attachment.engine.forwards else None
 
 
 def _run_packed(layer: Any, x: Tensor, parts: Sequence[Tensor], rows: PieceBatch) -> tuple[Tensor, ...]:
@@ -112,19 +113,34 @@ def _run_packed(layer: Any, x: Tensor, parts: Sequence[Tensor], rows: PieceBatch
     return out.data, *(part.transpose(0, 1) for part in (last if isinstance(last, tuple) else (last,)))
 
 
-def _run_padded(layer: Any, run: _Run, x: Tensor, first: Sequence[Tensor], rows: PieceBatch) -> tuple[Tensor, ...]:
-    """Run a module of one layer; return the outputs and the final states, (N, 1, H)."""
+def _run_padded(layer: Any, run: _Run, x: Tensor, parts: Sequence[Tensor], rows: PieceBatch) -> tuple[Tensor, ...]:
+    """Run layer by layer, as the module does; return the outputs and the final states, (N, layers, H)."""
     # As the module's own forward does.
     layer._update_flat_weights()
     weights = layer._flat_weights
-    if layer.mode == "LSTM" and not rows.valid.all():
+    each = len(weights) // layer.num_layers
+    lasts: list[list[Tensor]] = []
+    for number in range(layer.num_layers):
+        own, first = weights[number * each : (number + 1) * each], [part[None, :, number] for part in parts]
+        x, last = _run_layer(layer.mode, partial(run, number), x, first, own, rows)
+        lasts.append(last)
+        if layer.dropout and number < layer.num_layers - 1:
+            x = F.dropout(x, layer.dropout, layer.training)
+    return x, *(torch.stack(part, 1) for part in zip(*lasts, strict=True))
+
+
+def _run_layer(
+    mode: str, run: Any, x: Tensor, first: Sequence[Tensor], weights: Sequence[Tensor], rows: PieceBatch
+) -> tuple[Tensor, list[Tensor]]:
+    """Return a layer's outputs and the states after the last step of each row."""
+    if mode == "LSTM" and not rows.valid.all():
         # The kernel returns c of the last step only. An additional input, 1 on padding, opens the forget gate and
         # closes the input gate there, so that padding keeps c.
         padding = (~rows.valid).to(x.device, x.dtype)[..., None]
-        held = weights[0].new_tensor([-_SATURATED, _SATURATED, 0.0, 0.0]).repeat_interleave(layer.hidden_size)
+        held = weights[0].new_tensor([-_SATURATED, _SATURATED, 0.0, 0.0]).repeat_interleave(first[0].shape[-1])
         x, weights = torch.cat([x, padding], -1), [torch.cat([weights[0], held[:, None]], 1), *weights[1:]]
-    out, _, *c = run(x, [part.transpose(0, 1) for part in first], weights)
-    return out, rows.last_steps(out)[:, None], *(part.transpose(0, 1) for part in c)
+    out, _, *c = run(x, first, weights)
+    return out, [rows.last_steps(out), *(part[0] for part in c)]
 
 
 def _check_layer(layer: Any) -> None:

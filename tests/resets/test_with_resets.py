@@ -95,7 +95,7 @@ def test_run_with_resets_equals_a_loop_with_masked_states(layer, options, resets
 @pytest.mark.parametrize("layer", ["tanh", "gru", "lstm"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_other_precisions_and_autocast_equal_the_loop(layer, dtype):
-    task = Task(layer, "one layer", "some", steps=12)
+    task = Task(layer, "three layers", "some", steps=12)
     task.layer.float()
     task.x = task.x.detach().float().requires_grad_()
     task.states = [part.detach().float().requires_grad_() for part in task.states]
@@ -108,7 +108,7 @@ def test_other_precisions_and_autocast_equal_the_loop(layer, dtype):
 @pytest.mark.parametrize("engine", ["backprop", "shooting", "newton", "fixed_point"])
 @pytest.mark.parametrize("layer", sorted(LAYERS.keys() - {"lstm cell"}))
 def test_an_engine_on_the_layer_solves_the_pieces(engine, layer):
-    task = Task(layer, "no bias, batch first", "some")
+    task = Task(layer, "two layers, batch first", "some")
     expected = task.everything(loop)
     options = {"shooting": {"segments": 4}, "newton": {"max_sweeps": 40}, "fixed_point": {"iterations": 40}}
     with gradfree.create_engine(engine, **options.get(engine, {})).attach(task.layer) as handle:
@@ -118,7 +118,7 @@ def test_an_engine_on_the_layer_solves_the_pieces(engine, layer):
 
 @pytest.mark.parametrize("layer", ["gru", "lstm"])
 def test_long_pieces_are_cut_into_segments_in_both_passes(layer):
-    task = Task(layer, "one layer", "none", steps=700, batch=2)
+    task = Task(layer, "three layers", "none", steps=700, batch=2)
     task.resets[300, 0] = task.resets[20, 1] = True
     expected = task.everything(loop)
     with gradfree.create_engine("shooting").attach(task.layer), gradfree.engine_figures() as figures:
@@ -127,7 +127,7 @@ def test_long_pieces_are_cut_into_segments_in_both_passes(layer):
 
 
 def test_short_pieces_are_left_to_torch_under_an_engine():
-    task = Task("lstm", "one layer", "some")
+    task = Task("lstm", "three layers", "some")
     task.layer.float()
     task.x, task.state = task.x.detach().float().requires_grad_(), None
     task.states = []
