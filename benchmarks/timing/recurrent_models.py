@@ -93,8 +93,3 @@ def _trainee(case: Timing, row: Row | None = None, loop: Callable[[nn.RNNBase], 
         row.create_engine().attach(model)
     inputs, targets = (examples.to(case.device) for examples in net.examples())
     return Trainee(model, torch.optim.Adam(model.parameters()), cross_entropy, inputs, targets)
-
-
-def speedup_heading(label: str) -> str:
-    """Return the heading of the column with a model's speedups."""
-    return f"{label} (× faster)"

@@ -270,10 +270,7 @@ class Timings(Experiment):
             columns=list(self._columns(facts, baseline)),
             legend=f"{self.timed.legend} Medians of {self.timed.rounds} interleaved rounds; ×: as a multiple of "
             f"{baseline}'s in the same round.".strip(),
-            remarks=[
-                *([verdict.steadiness(spreads)] if spreads else []),
-                *failures(facts),
-            ],
+            remarks=[*([verdict.steadiness(spreads)] if spreads else []), *failures(facts)],
             charts=list(self._charts(facts, baseline, "setting" if several else "row")),
         )
         verdicts = [self._verdict(row, ratios, baseline) for row in section.rows] if ratios else []
@@ -330,11 +327,7 @@ class Timings(Experiment):
             return "failed"
         best = min(known, key=lambda label: known[label].value)
         words = "fastest is" if known[best].high < 1 else f"none is faster than {baseline}; the nearest is"
-        words += f" {best}, {verdict.speed(known.pop(best), baseline)}"
-        slower = ", ".join(f"{label} ({ratio.value:.2f}×)" for label, ratio in known.items() if ratio.low > 1)
-        others = {label: ratio for (_, label), ratio in own.items() if label not in {*engines, baseline}}
-        beside = ", ".join(f"{label} takes {ratio.value:.2f}×" for label, ratio in others.items())
-        return "; ".join(filter(None, (words, f"slower: {slower}" if slower else "", beside)))
+        return f"{words} {best}, {verdict.speed(known[best], baseline)}"
 
     def _charts(self, facts: pl.DataFrame, baseline: str, names: str) -> Iterator[Chart]:
         title, ratio = self._title(facts), Figure(self.timed.metric, unit=times(baseline))

@@ -29,9 +29,5 @@ def test_the_default_loss_is_the_outputs_own_or_depends_on_the_targets(monkeypat
     model = regression.build()
     assert torch.equal(regression.loss_of(model, (inputs, target)), (model(inputs) - target).abs().mean())
 
-    class Own(nn.Module):
-        def forward(self, x):
-            return {"loss": x.sum(), "logits": x}
-
-    assert job().loss_of(Own(), {"x": x}) == x.sum()
-    assert job().loss_of(Own(), (x, y)) == x.sum()
+    model.forward = lambda x: {"loss": x.sum(), "logits": x}
+    assert job().loss_of(model, {"x": x}) == job().loss_of(model, (x, y)) == x.sum()

@@ -157,14 +157,11 @@ def test_a_config_file_equals_the_same_flags(tmp_path, monkeypatch, capsys):
 def test_each_sweep_has_its_own_folder(tmp_path):
     """Equal sweeps have equal folders, so that they can be continued; the folder stores the request."""
     one = RunRequest(Sweep(tasks="points", engines={"highway_bp": {"iterations": [0, 2]}}, depth="2,4"))
-    assert one.folder == RunRequest(one.sweep).folder
     assert re.fullmatch(r"points-[0-9a-f]{6}", one.folder.name)
     others = [RunRequest(replace(one.sweep, depth="2")), RunRequest(one.sweep, "mine:loader")]
-    assert len({kept.folder for kept in (one, *others)}) == 3
-    assert RunRequest(Sweep(tasks="./my texts", engines="dsf")).folder.name.startswith("my-texts-")
+    assert len({kept.folder for kept in (one, RunRequest(one.sweep), *others)}) == 3
     one.save(tmp_path)
     assert RunRequest.load(tmp_path) == one
-    assert RunRequest.load(tmp_path / "elsewhere") is None
     (tmp_path / "run.json").write_text("{}")
     with pytest.raises(UsageError, match=r"run\.json is not the file of a run: 'sweep'"):
         RunRequest.load(tmp_path)
