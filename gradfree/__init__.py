@@ -19,23 +19,19 @@ from gradfree.layers.roles import register_layer
 from gradfree.optimizer import EngineOptimizer
 from gradfree.orthogonal.weights import orthogonalize
 from gradfree.ranks.stage import Stage, layer_parallel
-from gradfree.registry import create_engine, create_model, list_engines, list_models
+from gradfree.registry import create_engine, create_model, list_engines, list_models, register_engine
 from gradfree.resets.with_resets import run_with_resets
 from gradfree.time.cell_layer import CellLayer, ElementwiseCell
 
 checkout.map_subpackages()
-_GONE = {
-    "forward_pipeline": "use DistributedDataParallel, or strategy='foton_ddp'",
-    "register_engine": "give the engine itself, EngineOptimizer(..., engine=MyEngine()), or 'my_module:MyEngine'",
-}
 
 
 def __getattr__(name: str) -> ModuleType:
     """Import the subpackages when they are first used: ``gradfree.algorithms.HighwayBP``."""
     if name in ("algorithms", "models", "benchmarks", "huggingface", "lightning"):
         return import_module(f"gradfree.{name}")
-    if name in _GONE:
-        raise AttributeError(f"gradfree.{name} is gone: {_GONE[name]}.")
+    if name == "forward_pipeline":
+        raise AttributeError("gradfree.forward_pipeline is gone: use DistributedDataParallel, or strategy='foton_ddp'.")
     raise AttributeError(f"module 'gradfree' has no attribute {name!r}")
 
 
@@ -69,6 +65,7 @@ __all__ = [
     "list_models",
     "orthogonalize",
     "register_chain",
+    "register_engine",
     "register_layer",
     "register_port",
     "run_with_resets",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from functools import cache
 from importlib import metadata
 from typing import Any
@@ -65,22 +66,26 @@ def _imported(path: str) -> Any:
         ) from error
 
 
-def lookup(group: str, name: str) -> Any:
+def lookup(group: str, name: str, registered: Mapping[str, Any] | None = None) -> Any:
     """Load the object registered as ``name``, or that of an import path, ``"my_module:MyEngine"``.
 
     Args:
         group: of entry points.
         name: the name, or the import path.
+        registered: objects that are registered in this process only, by name.
 
     Raises:
         ValueError: the name is unknown, or declared by two packages; the message lists the known names.
         TypeError: ``name`` is not a string.
         ImportError: the object cannot be loaded.
     """
-    known = entries(group)
+    own = registered or {}
+    known = {**entries(group), **own}
     what = group.removeprefix("gradfree.").removesuffix("s")
     if not isinstance(name, str):
         raise TypeError(f"the name of {one(what)} must be a str, one of {', '.join(known)}, not {name!r}.")
+    if name in own:
+        return own[name]
     if ":" in name:
         return _imported(name)
     if name not in known:

@@ -9,10 +9,35 @@ from torch import nn
 from gradfree.engines.engine import Engine
 from gradfree.entries import ENGINES, MODELS, entries, lookup
 
+_registered: dict[str, type[Engine]] = {}
+
+
+def register_engine(name: str, engine: type[Engine]) -> None:
+    """Register your engine under a name in this process, for example in a notebook.
+
+    An engine in a file need not be registered: use its import path, ``"my_module:MyEngine"``. In Lightning, use a
+    registered name as ``strategy=EngineStrategy(name)``.
+
+    Args:
+        name: an identifier that is not the name of another engine.
+        engine: the class. A class of the same module and name, from a notebook cell that runs again, replaces it.
+
+    Raises:
+        TypeError: ``engine`` is not an engine class.
+        ValueError: the name is taken or invalid.
+    """
+    _check(name, engine)
+    old = _registered.get(name, engine)
+    if not str(name).isidentifier():
+        raise ValueError(f"the name of an engine must be of letters, digits and underscores, not {name!r}.")
+    if name in entries(ENGINES) or (old.__module__, old.__qualname__) != (engine.__module__, engine.__qualname__):
+        raise ValueError(f"there is an engine {name!r} already: take another name.")
+    _registered[name] = engine
+
 
 def list_engines() -> list[str]:
     """Return the names of all engines, sorted."""
-    return list(entries(ENGINES))
+    return sorted({*entries(ENGINES), *_registered})
 
 
 def list_models() -> list[str]:
@@ -28,10 +53,14 @@ def engine_class(name: str) -> type[Engine]:
         TypeError: the object of this name is not an engine class.
         ImportError: the module of an import path cannot be imported, or has no such class.
     """
-    found: type[Engine] = lookup(ENGINES, name)
-    if not (isinstance(found, type) and issubclass(found, Engine)):
-        raise TypeError(f"the engine {name!r} must be a subclass of gradfree.Engine, not {found!r}.")
+    found: type[Engine] = lookup(ENGINES, name, _registered)
+    _check(name, found)
     return found
+
+
+def _check(name: str, engine: object) -> None:
+    if not (isinstance(engine, type) and issubclass(engine, Engine)):
+        raise TypeError(f"the engine {name!r} must be a subclass of gradfree.Engine, not {engine!r}.")
 
 
 def create_engine(name: str, **options: Any) -> Engine:

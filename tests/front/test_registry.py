@@ -56,6 +56,26 @@ def test_an_engine_by_import_path(tmp_path, monkeypatch):
             gradfree.create_engine(name)
 
 
+def test_a_registered_engine_has_a_name_until_another_class_would_take_it(monkeypatch):
+    monkeypatch.setattr("gradfree.registry._registered", {})
+
+    def written(name="Noted"):
+        return type(name, (gradfree.algorithms.FixedPoint,), {"__module__": "notebook"})
+
+    for engine in (written(), again := written()):
+        gradfree.register_engine("noted", engine)
+    assert type(gradfree.create_engine("noted", iterations=3)) is again
+    assert "noted" in gradfree.list_engines()
+    for name, engine, error in (
+        ("highway_bp", again, ValueError),
+        ("noted", written("Other"), ValueError),
+        ("my:engine", again, ValueError),
+        ("other", torch.nn.Identity, TypeError),
+    ):
+        with pytest.raises(error, match=f"'{name}'"):
+            gradfree.register_engine(name, engine)
+
+
 def test_help_names_the_engines():
     for name in gradfree.list_engines():
         assert f'``"{name}"``' in gradfree.create_engine.__doc__
