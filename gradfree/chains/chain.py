@@ -126,7 +126,7 @@ class Chain(ABC):
         Args:
             direct: the direct cotangents of its states.
         """
-        return [LinkFindings(self.path, steps=len(self))]
+        return [LinkFindings(self.path)]
 
     @abstractmethod
     def vectors(self, cotangents: Any) -> Tensor:

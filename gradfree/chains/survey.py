@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import groupby
 from math import isnan, nan
 
 import torch
@@ -23,21 +22,12 @@ class LinkFindings:
             input gets no cotangent.
         share: ⟨δK, δF⟩ / ‖δF‖², the fraction of the exact VJP δF that the residual path explains; NaN without a VJP.
         batched: whether the block's VJP runs in a batch.
-        steps: the number of links.
     """
 
     path: str
     residual: float | None = None
     share: float = nan
     batched: bool = False
-    steps: int = 1
-
-    @property
-    def words(self) -> str:
-        """The residual path in words; the engine itself may use another K, or none."""
-        if self.residual is None:
-            return ""
-        return f"residual path {self.residual:.3g}"
 
     @classmethod
     def of_link(cls, path: str, factor: Factor, delta: Cotangent, pulled: Cotangent) -> LinkFindings:
@@ -65,16 +55,18 @@ class ChainFindings:
 
     def lines(self) -> Iterator[str]:
         """Yield the lines of the report."""
-        if len(self.pieces) > 1 and all(link.steps == 1 for piece in self.pieces for link in piece):
+        if len(self.pieces) > 1:
             yield f"{len(self.pieces)} pieces: {', '.join(_span(piece) for piece in self.pieces)}"
         for reason, paths in _by_value(self.splits).items():
             yield f"split at {_listed(paths)}: {reason}"
         if rest := [path for path in self.left if path not in self.splits]:
             yield f"not run by the engine: {_listed(rest)}"
         for piece in self.pieces:
-            for (words, batched), links in groupby(piece, key=lambda link: (link.words, link.batched)):
-                if words:
-                    yield _described(words, batched, list(links))
+            residual = _range(link.residual for link in piece if link.residual is not None)
+            explained = _range(link.share for link in piece if not isnan(link.share))
+            if residual:
+                batches = ", in batches" if piece[0].batched else ""
+                yield f"{_span(piece)}: residual path {residual}, its share {explained or 'unknown'}{batches}"
 
 
 def share(carried: Sequence[Cotangent], pulled: Sequence[Cotangent]) -> float:
@@ -89,12 +81,10 @@ def _wide(tensor: Tensor) -> Tensor:
     return tensor.detach().to(torch.promote_types(tensor.dtype, torch.float32))
 
 
-def _described(words: str, batched: bool, links: Sequence[LinkFindings]) -> str:
-    shares = sorted(link.share for link in links if not isnan(link.share))
-    shares_text = " to ".join(dict.fromkeys(f"{share:.2f}" for share in (*shares[:1], *shares[-1:])))
-    shares_text = shares_text and f", its share {shares_text}"
-    steps = f", {links[0].steps} steps" if links[0].steps > 1 else ""
-    return f"{_span(links)}{steps}: {words}{shares_text}{', in batches' if batched else ''}"
+def _range(values: Iterable[float]) -> str:
+    """Return the smallest and the largest value in words; "" without values."""
+    found = sorted(values)
+    return " to ".join(dict.fromkeys(f"{value:.3g}" for value in (*found[:1], *found[-1:])))
 
 
 def _span(links: Sequence[LinkFindings]) -> str:

@@ -136,7 +136,7 @@ class TimeChain(Chain):
         rest = self.rest_vjp(delta, self.residual()) if gates else exact
         carried = [plus(v, None if r is None else -r) for v, r in zip(exact, rest, strict=True)]
         mean = torch.stack(gates).mean().item() if gates else 0.0
-        return [LinkFindings(self.path, mean, share(carried, exact), steps=len(self))]
+        return [LinkFindings(self.path, mean, share(carried, exact))]
 
     def vectors(self, cotangents: State) -> Tensor:
         """Return the cotangents as row vectors, the parts of a state side by side, (T, B, H)."""
