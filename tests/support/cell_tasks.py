@@ -82,11 +82,10 @@ CELLS = {
 class Task:
     """A layer with an input, an initial state, and a loss on all outputs."""
 
-    def __init__(self, cell, length, batch_first=False):
+    def __init__(self, cell, length):
         make, widths = CELLS[cell]
-        self.layer = CellLayer(make(), batch_first)
-        self.x = torch.randn(length, 5, INPUT)
-        self.x = (self.x.transpose(0, 1) if batch_first else self.x).requires_grad_()
+        self.layer = CellLayer(make())
+        self.x = torch.randn(length, 5, INPUT, requires_grad=True)
         parts = tuple(torch.randn(5, width, requires_grad=True) for width in widths)
         self.state = parts if len(parts) > 1 else parts[0]
 
