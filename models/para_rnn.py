@@ -25,9 +25,6 @@ class _ParaCell(ElementwiseCell):
 
     def __init__(self, input_size: int, hidden_size: int, clip: float | None):
         super().__init__()
-        for name, size in {"input_size": input_size, "hidden_size": hidden_size}.items():
-            if size < 1:
-                raise ValueError(f"{name} must be at least 1, not {size}.")
         if clip is not None and not clip > 0:
             raise ValueError(f"clip must be positive or None, not {clip}.")
         self.input_size, self.hidden_size, self.clip = input_size, hidden_size, clip
@@ -128,7 +125,7 @@ class ParaGRU(_ParaLayer):
             is no bound. Elements beyond it get no gradient.
 
     Raises:
-        ValueError: a size below 1, or ``clip`` not positive.
+        ValueError: ``clip`` not positive.
     """
 
     def __init__(self, input_size: int, hidden_size: int, batch_first: bool = False, clip: float | None = 0.5):
