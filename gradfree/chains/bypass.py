@@ -38,8 +38,9 @@ def bypass_message(site: Site, paths: Sequence[str]) -> str:
     which = f"{len(paths)} of its {len(site.blocks)} blocks ({paths[0]}, ...)" if len(paths) > 1 else f"{paths[0]!r}"
     return (
         f"the engine on {site.path!r} has never run for {which}, but their parameters have gradients from autograd. "
-        "The model bypasses the engine: it runs layers of a block by themselves, or a forward without hooks. Call "
-        "block(x), or leave the chain out, chains=[...]. Ignore this for a loss on weights only (a penalty)."
+        "The model bypasses the engine: it runs layers of a block by themselves, or a forward without hooks; "
+        f"handle.chains[{site.path!r}].splits may say why. Call block(x), or leave the chain out, chains=[...]. Ignore "
+        "this for a loss on weights only (a penalty)."
     )
 
 

@@ -80,8 +80,10 @@ def alternatives(model: nn.Module, chains: Chains | None, kinds: Kinds) -> Itera
 
 def _names_modules(chains: Any) -> bool:
     """Return whether ``chains`` is a list of paths, or of lists of paths."""
-    rows = [[row] if isinstance(row, str) else row for row in chains] if isinstance(chains, list | tuple) else [None]
-    return all(isinstance(row, list | tuple) and all(isinstance(path, str) for path in row) for row in rows)
+    if isinstance(chains, str) or not isinstance(chains, Sequence):
+        return False
+    rows = [[row] if isinstance(row, str) else row for row in chains]
+    return all(isinstance(row, Sequence) and all(isinstance(path, str) for path in row) for row in rows)
 
 
 def _kind(module: nn.Module, kinds: Kinds) -> type[Site] | None:
