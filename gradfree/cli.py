@@ -25,6 +25,7 @@ _REMOVED = {
     "bench run --tracker": "report.parquet has every loss and score of every run, for any logger",
     "bench report --tracker": "report.parquet has every loss and score of every run, for any logger",
     "bench run --name": "--out names the folder",
+    "bench run --no-resume": "--out names another folder",
     "bench run --seconds": "--target reports the time to a validation score",
     "bench run --shard": "give each job another --out, then join records: docs/guides/command-line.md",
     "advise --train": "`gradfree bench run --model ... --data ... --engines ...` trains on held-out data",

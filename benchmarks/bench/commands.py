@@ -25,7 +25,6 @@ def run(
     jobs: int = os.cpu_count() or 1,
     data: str | None = None,
     executor: Literal["local", "ray"] = "local",
-    resume: bool = True,
     retry: bool = False,
     dry_run: bool = False,
     list: bool = False,
@@ -50,7 +49,6 @@ def run(
         data: folder with one folder for each data set that the suite needs; by default $GRADFREE_DATA. Or, for your
             own model, module:function.
         executor: where cases run: in processes on this machine, or on Ray, one slot a case.
-        resume: continue if there are records already; --no-resume raises an error.
         retry: run failed cases again.
         dry_run: check everything and list what would run.
         list: list all cases and their states.
@@ -60,7 +58,7 @@ def run(
         if value < 1:
             raise UsageError(f"--{option} must be at least 1, not {value}.")
     session = _extra("bench.session", ())
-    options = session.RunOptions(executor=executor, jobs=jobs, resume=resume, retry=retry, dry=dry_run, listing=list)
+    options = session.RunOptions(executor=executor, jobs=jobs, retry=retry, dry=dry_run, listing=list)
     session.run(session.RunRequest(Sweep(**axes), suite=suite), out, seeds, device, data, options)
 
 

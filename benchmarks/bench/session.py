@@ -40,7 +40,6 @@ class RunOptions:
     Attributes:
         executor: "local" or "ray".
         jobs: number of cases in parallel for the local executor.
-        resume: whether there may be records already.
         retry: whether failed cases are run again.
         dry: whether to only list what would run.
         listing: whether to only list the cases.
@@ -48,7 +47,6 @@ class RunOptions:
 
     executor: str
     jobs: int
-    resume: bool
     retry: bool
     dry: bool
     listing: bool
@@ -88,8 +86,6 @@ def _run(plan: Plan, file: RecordFile, options: RunOptions, kept: RunRequest) ->
     if options.listing:
         print("\n".join(_states(listed, known)))
         return
-    if known and not options.resume:
-        raise UsageError(f"{file.path.parent} has {len(known)} records; choose another --out, or omit --no-resume.")
     finished = finished_in(known, options.retry)
     if skipped := count_finished(listed, finished):
         print(f"{skipped} of {len(listed)} cases are in {file.path} already and are skipped.")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from gradfree import create_model
 from gradfree.benchmarks.data.bundled import Split
 from gradfree.benchmarks.data.synthetic import random_examples
-from gradfree.benchmarks.records.case import ADDED, Row
+from gradfree.benchmarks.records.case import Row
 from gradfree.benchmarks.tables.facts import Fact, fact
 from gradfree.benchmarks.tasks.task import cross_entropy
 from gradfree.benchmarks.timing.side_by_side import PASSES
@@ -40,7 +40,6 @@ class DeepNet:
         example: shape of an example.
         classes: number of classes of the targets, one target an example or a token; also the size of the vocabulary.
         tokens: whether examples are token sequences.
-        looped: whether the model calls its ``blocks`` one by one, in a loop over an ``nn.ModuleList``.
     """
 
     family: str
@@ -51,31 +50,17 @@ class DeepNet:
     example: tuple[int, ...]
     classes: int = 10
     tokens: bool = False
-    looped: bool = field(default=False, metadata=ADDED)
 
     def __str__(self) -> str:
-        return f"{self.depth} blocks{' in a loop' * self.looped}, {self.family}, batch {self.batch}"
+        return f"{self.depth} blocks, {self.family}, batch {self.batch}"
 
     def create(self) -> nn.Module:
         """Return the model."""
-        model = create_model(self.model, **self.options)
-        if self.looped:
-            model.blocks = _Loop(model.get_submodule("blocks").children())
-        return model
+        return create_model(self.model, **self.options)
 
     def examples(self) -> Split:
         """Return random inputs and targets."""
         return random_examples((self.batch, *self.example), self.classes, self.tokens)
-
-
-class _Loop(nn.ModuleList):
-    """A list of blocks that are called one by one, as in many models."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return the output of the last block."""
-        for block in self:
-            x = block(x)
-        return x
 
 
 class Passes:

@@ -71,14 +71,6 @@ DEPTH_MAP: Suite = (
         title="deeper nets, compiled too",
         compiled=128,
     ),
-    _mapped(
-        tuple(
-            replace(mlp(*sizes), looped=True) for sizes in ((64, 32, 32), (128, 64, 16), (256, 16, 8), (256, 32, 32))
-        ),
-        _MAPPED,
-        threads=1,
-        title="blocks called one by one",
-    ),
     _mapped((mlp(128, 64, 16), mlp(256, 32, 32), mlp(256, 64, 64)), _MAPPED, threads=2, title="residual MLPs"),
 )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import cos, pi
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import nn
@@ -22,30 +22,16 @@ class AdamTask(Task):
 
     Attributes:
         weight_decay: weight decay added to the gradients, as in Adam and unlike AdamW.
-        max_norm: maximal norm of the gradient, which is clipped to it.
+        max_norm: always ``None``; a part of the ids of records since gradients could be clipped.
     """
 
     weight_decay: float = 0.0
-    max_norm: float | None = None
+    max_norm: None = None
     course: ClassVar[str] = "warmed up for a tenth of the steps, then a cosine down to a tenth"
-
-    @property
-    def optimizer(self) -> str:
-        """The optimizer with its settings except the learning rate."""
-        return super().optimizer + (
-            "" if self.max_norm is None else f" on gradients cut to a norm of {self.max_norm:g}"
-        )
 
     def create_optimizer(self, model: nn.Module) -> tuple[torch.optim.Optimizer, LRScheduler]:
         """Return the optimizer and its learning rate schedule."""
         optimizer = torch.optim.Adam(model.parameters(), lr=self.learning_rate, weight_decay=self.weight_decay)
-        if self.max_norm is not None:
-            bound = self.max_norm
-
-            def clip(*_: Any) -> None:
-                nn.utils.clip_grad_norm_(model.parameters(), bound)
-
-            optimizer.register_step_pre_hook(clip)
         return optimizer, self.schedule(optimizer)
 
     def schedule(self, optimizer: torch.optim.Optimizer) -> LRScheduler:

@@ -74,7 +74,7 @@ def test_modules_of_the_current_folder_are_found(tmp_path, monkeypatch):
     [
         ([], ["engines", "models", "bench", "Compare engines", "fit", "Train a model with an engine"]),
         (["bench"], ["run", "report"]),
-        (["bench", "run"], ["--suite", "--no-resume", "--batch-size", "--config", '"quick"']),
+        (["bench", "run"], ["--suite", "--retry", "--batch-size", "--config", '"quick"']),
         (["check"], ["model", "--data", "--loss", "--chains", "--device DEVICE"]),
         (["advise"], ["model", "--data", "--budget", "--out"]),
         (["fit"], ["--trainer.strategy", "highway_bp", "--ckpt_path", "--checkpoint.dirpath"]),

@@ -169,9 +169,6 @@ def test_dry_run_and_list_run_nothing(tmp_path, capsys):
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines] == ["done"] + 6 * ["missing"]
     assert lines[0].endswith(tiny_cases()[0].id)
-    with pytest.raises(SystemExit):
-        run(tmp_path, "--no-resume")
-    assert "has 1 records; choose another --out" in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["records.jsonl"]
     assert file.path.read_bytes() == before
 
