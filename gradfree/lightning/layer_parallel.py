@@ -227,12 +227,7 @@ class LayerParallelStrategy(DDPStrategy):
         module = self._module
         names = [name for name, child in module.named_children() if next(child.parameters(), None) is not None]
         if self._path is not None:
-            try:
-                return self._path, module.get_submodule(self._path)
-            except AttributeError as error:
-                raise ChainError(
-                    f"{type(module).__name__} has no module at {self._path!r}, which model names; it has {names}."
-                ) from error
+            return self._path, module.get_submodule(self._path)
         if len(names) == 1:
             return names[0], module.get_submodule(names[0])
         if type(module).forward is LightningModule.forward:

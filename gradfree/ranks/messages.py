@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from datetime import timedelta
+from contextlib import contextmanager
 from typing import Any, NoReturn
 
 import torch
@@ -55,7 +54,6 @@ class Messages:
         gloo = "gloo" in str(distributed.get_backend_config(group))
         self._notes = group if gloo else distributed.new_group(self._ranks, None, "gloo", None, True)
         self._sent: list[tuple[Any, Tensor, int, str]] = []
-        self._key = f"gradfree/{'-'.join(map(str, self._ranks))}"
 
     def __deepcopy__(self, memo: Any) -> NoReturn:
         """Raise: with two copies of a model, a rank could receive the messages of the other copy."""
@@ -137,21 +135,6 @@ class Messages:
             with self._naming(what, to):
                 work.wait()
 
-    def report(self, error: BaseException) -> None:
-        """Store the error that has stopped this rank, for ranks that wait for it."""
-        reason = str(error) if isinstance(error, ChainError) else f"{type(error).__name__}: {error}"
-        with suppress(Exception):
-            distributed.distributed_c10d._get_default_store().set(f"{self._key}/{self.position}", reason)
-
-    def _reported(self, other: int) -> str:
-        """Return the error that rank ``other`` has reported; ``""`` if it has not."""
-        store, key = distributed.distributed_c10d._get_default_store(), f"{self._key}/{other}"
-        with suppress(Exception):
-            # Wait a little: ranks that wait for each other time out at about the same time.
-            store.wait([key], timedelta(seconds=2))
-            return str(store.get(key).decode())
-        return ""
-
     def _isend(self, tensor: Tensor, group: distributed.ProcessGroup, to: int, tag: int, what: str) -> None:
         with self._naming(what, to):
             work = distributed.isend(tensor, self._ranks[to], group, tag)
@@ -164,15 +147,13 @@ class Messages:
 
     @contextmanager
     def _naming(self, what: str, other: int) -> Iterator[None]:
-        """Turn an error of ``torch.distributed`` into one that names the rank and the error that it has reported."""
+        """Turn an error of ``torch.distributed`` into one that names the rank."""
         try:
             yield
         except RuntimeError as error:
-            cause = self._reported(other)
-            reason = f"It stopped with: {cause}" if cause else f"It has ended, hangs or does something else: {error}"
             raise RankLost(
                 f"rank {self._ranks[self.position]} waited for rank {self._ranks[other]} to send or receive {what}, "
-                f"but got no answer. {reason}"
+                f"but got no answer. It has ended, hangs or does something else: {error}"
             ) from error
 
 

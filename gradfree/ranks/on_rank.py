@@ -53,13 +53,9 @@ class OnRank(Engine):
     def gradients(self, chain: Chain, direct: Any) -> ChainGradients:
         """Return the gradients of this rank's links."""
         assert isinstance(chain, DepthChain)
-        try:
-            rank_pass = self.passes[chain.links[0].out]
-            chain.before = rank_pass.before
-            gradients = self.engine.gradients_on_ranks(chain, direct, rank_pass)
-        except Exception as error:
-            self.messages.report(error)
-            raise
+        rank_pass = self.passes[chain.links[0].out]
+        chain.before = rank_pass.before
+        gradients = self.engine.gradients_on_ranks(chain, direct, rank_pass)
         # Wait only after the backward pass: the other rank may first need another message from this one.
         after_backward(self.messages.settle)
         return gradients

@@ -66,9 +66,7 @@ def compare_loss(messages: Messages, cotangents: Sequence[Cotangent]) -> None:
     here = [-1.0 if c is None else float(torch.linalg.vector_norm(c)) for c in cotangents]
     last = messages.all_gather(here, "the gradients of the model's outputs")[-1]
     if not torch.allclose(torch.tensor(here), torch.tensor(last), rtol=1e-3, atol=0.0, equal_nan=True):
-        error = ChainError(
+        raise ChainError(
             f"the loss is not that of the last rank: the gradients of the model's outputs have norms {here} here, "
             f"{last} there. All ranks must get the same batches and compute the same loss."
         )
-        messages.report(error)
-        raise error

@@ -141,9 +141,6 @@ class Stage(ModelPart):
             sent = [one.sent() for one in passes]
             out = joined(parts, outs) if self.messages.position == self.messages.count - 1 else None
             return share_outputs(self.messages, passes[0].number, self._check_loss, sent, self.device, out)
-        except Exception as error:
-            self.messages.report(error)
-            raise
         finally:
             self._pass = None
 

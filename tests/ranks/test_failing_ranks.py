@@ -9,14 +9,15 @@ from rank_processes import start_ranks
 
 SCRIPT = Path(__file__).with_name("failing_ranks.py")
 CAUSES = {
-    "killed": "It has ended",
-    "killed in backward": "It has ended",
-    "raises": "It stopped with: ValueError: the block's own error",
-    "ends in backward": "It stopped with: ValueError: the block's own error",
-    "hangs": "hangs",
-    "another loss": "It stopped with: the loss is not that of the last rank",
-    "nan": "It stopped with: non-finite cotangent at the output of blocks.2",
+    "killed": "",
+    "killed in backward": "",
+    "raises": "ValueError: the block's own error",
+    "ends in backward": "ValueError: the block's own error",
+    "hangs": "",
+    "another loss": "ChainError: the loss is not that of the last rank",
+    "nan": "ChainError: non-finite cotangent at the output of blocks.2",
 }
+"""The second rank's own error, if it is still there."""
 AT_ONCE = {
     "no residual path": "ChainError: no residual path from 'blocks.",
     "another engine": "differ in the engine: rank 0 has HighwayBP(iterations=1",
@@ -50,10 +51,6 @@ def files(folder, ways):
 @pytest.mark.slow
 def test_a_failing_rank_stops_the_others(tmp_path):
     found = errors_of(tmp_path, CAUSES) | errors_of(tmp_path, AT_ONCE)
-    # Timeouts use the clock: if all ranks were suspended (SIGSTOP), their errors do not contain the cause. Try again.
-    for way in [way for way, cause in CAUSES.items() if cause not in "".join(found[way].values())]:
-        (tmp_path / "again").mkdir(exist_ok=True)
-        found |= errors_of(tmp_path / "again", [way])
     for way, cause in CAUSES.items():
         assert {0, 2} <= found[way].keys(), way
         for rank in (0, 2):
@@ -62,7 +59,7 @@ def test_a_failing_rank_stops_the_others(tmp_path):
             assert found[way][rank].startswith(expected), way
         text = found[way][0] + found[way][2]
         assert "rank 1 to send or receive" in text, way
-        assert cause in text, way
+        assert found[way].get(1, "").startswith(cause), way
         assert "blocks." in text, way
     for way, reason in AT_ONCE.items():
         assert len(found[way]) == 3, way

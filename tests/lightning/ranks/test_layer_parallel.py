@@ -44,8 +44,7 @@ def test_four_ranks_train_as_one_process(tmp_path):
         assert rank["tested"] == {"seen": 64.0, "total": 64.0}
         # An overflow on one rank skips the step on all.
         assert rank["skipped"] == (4.0, False)
-        assert "stages=3, but the Trainer has 4 devices" in rank["refused"][0]
-        assert "no module at 'nothing'" in rank["refused"][1]
+        assert "stages=3, but the Trainer has 4 devices" in rank["refused"]
     two, four = zip(*(rank["held"] for rank in found), strict=True)
     assert two[0] == two[2]
     assert not set(two[0]) & set(two[1])
