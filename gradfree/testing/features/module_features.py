@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import pickle
 from collections.abc import Callable
 from itertools import combinations
 
@@ -136,17 +135,6 @@ def deepcopy(engine: Engine, case: ModelCase) -> None:
         with torch.no_grad():
             for parameter in specimen.model.parameters():
                 parameter.zero_()
-        assert_equal_gradients(other.gradients(), expected)
-
-
-@feature("pickle while attached")
-def pickled(engine: Engine, case: ModelCase) -> None:
-    """What is saved is the model without the engine, which can be attached to it anew."""
-    with attached(engine, case) as specimen:
-        other = Specimen(case)
-        other.model = pickle.loads(pickle.dumps(specimen.model))
-        expected = specimen.gradients()
-    with engine.attach(other.model, other.chains):
         assert_equal_gradients(other.gradients(), expected)
 
 
