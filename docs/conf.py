@@ -72,13 +72,23 @@ def _complete(app: Any, name: str, source: list[str]) -> None:
         paths = re.findall(r"^\| `([\w.]+)` \|", text, re.MULTILINE)
         text += "\n## Signatures\n" + _evaluated([line for path in paths for line in _signature(path)])
     elif name == "reference/refusals":
-        text += "\n" + errors.markdown()
+        text += "\n" + _refusals()
     elif name == "reference/changelog":
         changes = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8").partition("\n## ")[2]
         text = "# Changelog\n\n## " + changes.replace("](docs/", "](../")
     elif folder == "engines" and stem != "index":
         text += "\n## Signature\n" + _evaluated([f".. autoclass:: gradfree.algorithms.{engine_class(stem).__name__}"])
     source[0] = text
+
+
+def _refusals() -> str:
+    """Return all tables of refusals."""
+    lines = []
+    for family, rows in errors.REFUSALS.items():
+        lines += [f"## {family}", "", "| what | the message, and what to do |", "|---|---|"]
+        lines += [f"| {row.case} | {row.why} {row.remedy} |".replace("{", "*").replace("}", "*") for row in rows]
+        lines.append("")
+    return "\n".join(lines)
 
 
 def _copy_reports(app: Any) -> None:

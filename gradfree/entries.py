@@ -23,19 +23,11 @@ def entries(group: str) -> dict[str, metadata.EntryPoint]:
 
 @cache
 def _found(group: str, path: tuple[str, ...]) -> list[metadata.EntryPoint]:
+    """Search; cached by ``sys.path``, since it takes milliseconds."""
     own = checkout.entry_points(group)
     # An installed gradfree may be another version with other modules, so its entry points are left out.
-    others = [e for e in _installed(path).select(group=group) if not (own and e.dist and e.dist.name == "gradfree")]
+    others = [e for e in metadata.entry_points(group=group) if not (own and e.dist and e.dist.name == "gradfree")]
     return sorted([*own, *others], key=lambda entry: entry.name)
-
-
-@cache
-def _installed(path: tuple[str, ...]) -> Any:
-    """Return the installed entry points of all groups; cached by ``sys.path``, since the search takes milliseconds.
-
-    The return type differs between versions of Python.
-    """
-    return metadata.entry_points()
 
 
 def load(entry: metadata.EntryPoint) -> Any:

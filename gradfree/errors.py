@@ -53,16 +53,6 @@ def _row(family: str, case: str, why: str, remedy: str) -> Refusal:
     return row
 
 
-def markdown() -> str:
-    """Return all tables as Markdown for the documentation."""
-    lines = []
-    for family, rows in REFUSALS.items():
-        lines += [f"## {family}", "", "| what | the message, and what to do |", "|---|---|"]
-        lines += [f"| {row.case} | {row.why} {row.remedy} |".replace("{", "*").replace("}", "*") for row in rows]
-        lines.append("")
-    return "\n".join(lines)
-
-
 _PASSES = "Passes"
 
 SECOND_DERIVATIVES = _row(
@@ -183,17 +173,11 @@ BETWEEN = _row(
     "hooks may not replace their outputs.",
     "Move the computation into a block.",
 )
-OUT_OF_ORDER = _row(
+BLOCK_ORDER = _row(
     _RANKS,
-    "blocks in another order, or twice",
-    "{path} has run, but {came}: across ranks each block runs once, in order.",
-    "Put them in the order in which they run.",
-)
-NOT_RUN = _row(
-    _RANKS,
-    "blocks that are left out",
-    "the model has not run {path}: across ranks every block runs once.",
-    "Let a block that does nothing return its input.",
+    "blocks in another order, twice, or left out",
+    "{path} does not run in its turn: across ranks each block runs once, in order.",
+    "Put them in the order in which they run, and let a block that does nothing return its input.",
 )
 NO_STATE = _row(
     _RANKS,

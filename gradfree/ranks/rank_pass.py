@@ -135,7 +135,7 @@ class RankPass:
     def end(self, out: Any) -> Any:
         """Check and return the model's output on the last rank."""
         if self._next != len(self._blocks) or self.position < self.count - 1:
-            raise errors.NOT_RUN.error(path=self._blocks[self._next])
+            raise errors.BLOCK_ORDER.error(path=self._blocks[self._next])
         tensors = tensors_in(out)
         if self._part.is_new(("outputs", str([(t.shape, t.dtype, t.requires_grad) for t in tensors]))):
             self._refuse_absent(tensors, "what the model returns")
@@ -165,8 +165,7 @@ class RankPass:
 
     def _begin(self, index: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
         if index != self._next:
-            came = f"{self._blocks[self._next]} was next" if self._next < len(self._blocks) else "all have run already"
-            raise errors.OUT_OF_ORDER.error(path=self._blocks[index], came=came)
+            raise errors.BLOCK_ORDER.error(path=self._blocks[index])
         self._next += 1
         state, others, _ = self._ports[index].take(args, kwargs)
         if state is None:

@@ -140,8 +140,8 @@ class NotANumber(Net):
 
 PROGRAMS = {
     "BETWEEN": Between,
-    "OUT_OF_ORDER": OtherOrder,
-    "NOT_RUN": LeftOut,
+    "BLOCK_ORDER": OtherOrder,
+    "BLOCK_ORDER, left out": LeftOut,
     "NO_STATE": Keywords,
     "SECOND_INPUT": Scaled,
     "SECOND_OUTPUT": Returning,
