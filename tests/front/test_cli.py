@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 import gradfree
-from gradfree.benchmarks.bench.commands import DRAWING
 from gradfree.cli import main
 
 
@@ -149,12 +148,3 @@ def test_nothing_to_report_is_an_error(capsys, tmp_path):
     code, _, err = outcome(capsys, "bench", "report", "--out", str(tmp_path))
     assert code == 2
     assert f"{tmp_path} has no records; create them with `gradfree bench run --out {tmp_path}`." in err
-
-
-@pytest.mark.parametrize("missing", DRAWING)
-def test_missing_packages_for_reports_are_refused_before_records_are_read(missing, capsys, tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, missing, None)
-    code, _, err = outcome(capsys, "bench", "report", "--out", str(tmp_path))
-    assert code == 2
-    assert err.startswith(f"gradfree: error: {missing}")
-    assert err.endswith("In a checkout of gradfree: pip install '.[bench]'\n")

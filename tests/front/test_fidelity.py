@@ -173,15 +173,12 @@ def test_the_cotangents_of_block_outputs_are_compared_block_by_block(batched):
     assert [state.cosine for state in found.values()][3:] == pytest.approx([1.0, 1.0])
 
 
-@pytest.mark.parametrize("feedback", ["random", "sign"])
-def test_feedback_weights_are_compared_with_the_layers_weights(feedback):
+def test_feedback_weights_are_compared_with_the_layers_weights():
     model, x = nn.Sequential(nn.Linear(30, 30), nn.Tanh(), nn.Linear(30, 30)), torch.randn(4, 30)
-    engine = gradfree.create_engine("fa", feedback=feedback)
+    engine = gradfree.create_engine("fa", feedback="sign")
     found = gradfree.gradient_fidelity(engine, model, sum_of_squares, (x, None))
     signs = [(m.weight.abs().sum() / (30 * m.weight.norm())).item() for m in (model[0], model[2])]
     assert [*found.feedback] == ["0", "2"]
-    # Of 900 random weights each the cosine has a standard deviation of 1/30.
-    expected = pytest.approx(signs) if feedback == "sign" else pytest.approx([0.0, 0.0], abs=0.15)
-    assert [*found.feedback.values()] == expected
+    assert [*found.feedback.values()] == pytest.approx(signs)
     assert found.states["2"].cosine == pytest.approx(1.0)
     assert not gradfree.gradient_fidelity(gradfree.create_engine("dfa"), model, sum_of_squares, (x, None)).feedback

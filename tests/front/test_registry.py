@@ -1,5 +1,7 @@
 """Engines and models by name: errors for wrong names and options list the right ones."""
 
+from operator import attrgetter
+
 import pytest
 import torch
 
@@ -79,6 +81,12 @@ def test_a_registered_engine_has_a_name_until_another_class_would_take_it(monkey
 def test_help_names_the_engines():
     for name in gradfree.list_engines():
         assert f'``"{name}"``' in gradfree.create_engine.__doc__
+
+
+@pytest.mark.parametrize("path", ["forward_pipeline", "register_engine", "lightning.Classifier"])
+def test_removed_names_say_what_to_use_instead(path):
+    with pytest.raises(AttributeError, match=f"gradfree.{path} is gone: "):
+        attrgetter(path)(gradfree)
 
 
 def test_dir_lists_only_public_names():

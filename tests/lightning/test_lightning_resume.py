@@ -52,18 +52,14 @@ def tuned_by_callback(run, module):
     run.callbacks.append(LearningRateFinder(num_training_steps=12, update_attr=False))
 
 
-def tuned_before(run, module):
-    Tuner(run).lr_find(module, num_training=12, update_attr=False)
-
-
 def batch_scaled(run, module):
     Tuner(run).scale_batch_size(module, mode="power", max_trials=2, init_val=4, steps_per_trial=4)
 
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::lightning.pytorch.utilities.warnings.PossibleUserWarning")
-@pytest.mark.parametrize("tune", [tuned_by_callback, tuned_before, batch_scaled])
-@over(WITH_STATE | {"foton, layers": RUNS["foton, layers"], "truncated, blocks": RUNS["truncated, blocks"]})
+@pytest.mark.parametrize("tune", [tuned_by_callback, batch_scaled])
+@over(WITH_STATE)
 def test_a_tuner_before_training_changes_nothing(tmp_path, engine, kind, tune):
     """Tuners train, then restore weights and optimizer; the engine's count and means are restored as well."""
     untouched, module = fresh(kind), fresh(kind)

@@ -71,8 +71,3 @@ def test_a_refused_call_does_not_change_the_model(options, message):
         gradfree.layer_parallel(model, **options)
     assert list(model.state_dict()) == before
     assert "forward" not in vars(model)
-
-
-def test_forward_pipeline_names_its_replacement():
-    with pytest.raises(AttributeError, match="use DistributedDataParallel, or strategy='foton_ddp'"):
-        gradfree.forward_pipeline  # noqa: B018

@@ -28,7 +28,7 @@ def test_a_second_mesh_dimension_splits_the_data(tmp_path):
     for (weights, *_), (others, *_) in pairs:
         assert weights.keys() == others.keys()
         assert all(torch.equal(weights[name], others[name]) for name in weights)
-    assert len(found[0]) == 4
+    assert len(found[0]) == 2
     for _, count, off in found[0].values():
         assert count > 10
         assert off < 1e-10
