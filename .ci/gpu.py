@@ -35,7 +35,7 @@ EXACTNESS = (
 )  # fmt: skip
 OTHERS = (
     "time/test_recurrent", "time/cells/test_cell_layer",
-    "time/cells/test_cell_refusals", "depth/attaching/test_attaching", "depth/attaching/test_trained_parameters",
+    "time/cells/test_cell_refusals", "depth/attaching/test_attaching",
     "depth/attaching/test_traces", "depth/attaching/test_plain_backprop", "front/test_precision", "layers/test_layers",
     "algorithms/test_foton", "algorithms/test_foton_second_pass",
     "algorithms/test_feedback_alignment", "algorithms/test_pepita", "algorithms/test_random_feedback",

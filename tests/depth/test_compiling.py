@@ -21,8 +21,6 @@ def forget():
 
 def compiled(net, way):
     """Compile ``net`` and return the callable."""
-    if way == "wrapped":
-        return torch.compile(net, backend="eager")
     if way == "in a function":
         return torch.compile(lambda x: net(x), backend="eager")
     for part in net.middle.children():
@@ -30,7 +28,7 @@ def compiled(net, way):
     return net
 
 
-@pytest.mark.parametrize("way", ["wrapped", "in a function", "its parts"])
+@pytest.mark.parametrize("way", ["in a function", "its parts"])
 @over(ONE_OF_EACH_KIND)
 def test_compiled_models_get_the_engines_gradients(engine, kind, way):
     """Compiled and run before without the engine, then with it, and without it again.

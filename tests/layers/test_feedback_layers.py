@@ -253,11 +253,6 @@ def test_only_named_modules_are_replaced_and_no_layer_twice():
     )
     with gradfree.create_engine("dfa").attach(model, [""]), pytest.raises(ChainError, match=r"0\.0 has an engine"):
         FA().attach(model)
-    assert all(
-        vars(module).keys() == vars(nn.Linear(1, 1)).keys()
-        for module in model.modules()
-        if isinstance(module, nn.Linear)
-    )
 
 
 def test_wrong_options_and_uses_are_refused():

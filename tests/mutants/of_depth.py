@@ -164,7 +164,7 @@ MUTANTS = (
     ),
     mutant(
         "hooks on parameters see each block's own gradient, too",
-        "depth/attaching/test_trained_parameters.py",
+        "depth/attaching/test_attaching.py",
         (
             "gradfree/depth/*chain.py",
             "with local_backward(span(links), delta), without_hooks(leaves):",
