@@ -30,13 +30,15 @@ def assert_solves(scan, terms, factors, reverse, tolerance=1e-12):
 
 
 @pytest.mark.parametrize("reverse", [False, True])
-@pytest.mark.parametrize("length", [1, 2, 7, 33])
+@pytest.mark.parametrize("length", [1, 2, 7])
 @pytest.mark.parametrize("kind", FACTORS)
 def test_the_kernel_equals_a_loop(interpreted, kind, length, reverse):
     assert_solves(interpreted.scan, torch.randn(length, 3, WIDTH), FACTORS[kind](length), reverse)
-    # Several programs share the columns, and operands need not be contiguous.
-    wide = torch.randn(33, length, 70).transpose(0, 1)
-    assert_solves(interpreted.scan, wide, torch.rand(70, 33, length).permute(2, 1, 0), reverse)
+
+
+def test_several_programs_share_the_columns_of_operands_that_are_not_contiguous(interpreted):
+    wide = torch.randn(33, 7, 70).transpose(0, 1)
+    assert_solves(interpreted.scan, wide, torch.rand(70, 33, 7).permute(2, 1, 0), True)
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 1e-2), (torch.float16, 2e-3)])
