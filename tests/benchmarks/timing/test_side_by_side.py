@@ -1,6 +1,5 @@
 """Interleaved timing: failed steps do not affect others, and sections show ratios and verdicts."""
 
-import torch
 from report_records import fact_values, section_of
 from tiny_suite import CHAIN, HIGHWAY, PLAIN, fake
 
@@ -9,8 +8,6 @@ from gradfree.benchmarks.tables.column import column
 from gradfree.benchmarks.tables.facts import fact
 from gradfree.benchmarks.timing.side_by_side import RATIO, statistics
 from gradfree.benchmarks.timing.timed import Timing, Timings, timed
-
-LOG = []
 
 
 @timed(kind="counting", subject="names", metric="time", rounds=3, runs=1, title="letters")
@@ -26,33 +23,20 @@ def build(name):
     def step():
         if name == "failing":
             raise RuntimeError("no such kernel")
-        LOG.append((name, torch.get_num_threads()))
         return len(name) + 1.0
 
     return step
 
 
-def case(*names, **where):
-    LOG.clear()
-    return Timing(timed=counting, item=names, device="cpu", seed=0, **where)
-
-
 def test_failed_steps_do_not_prevent_the_timing_of_others():
-    rows = case("abc", "unbuildable", "failing", "abcdefg").run()["rows"]
-    assert [row["label"] for row in rows] == ["abc", "unbuildable", "failing", "abcdefg"]
+    names = ("abc", "unbuildable", "failing", "abcdefg")
+    rows = Timing(timed=counting, item=names, device="cpu", seed=0).run()["rows"]
+    assert [row["label"] for row in rows] == list(names)
     assert [row["error"].splitlines()[-1] for row in rows[1:3]] == [
         "MemoryError: no room",
         "RuntimeError: no such kernel",
     ]
     assert (rows[0]["ratio"], rows[3]["time"], rows[3]["ratio"]) == (1.0, 8.0, 2.0)
-
-
-def rows(**ratios):
-    """Return recorded rows; the baseline's step takes 10 ms in each of three rounds."""
-    return [
-        {"label": label, **statistics([0.01 * ratio * wobble for wobble in (0.99, 1, 1.01)], [0.01] * 3)}
-        for label, ratio in ratios.items()
-    ]
 
 
 def section():
@@ -67,9 +51,12 @@ def section():
         return {}
 
     part = Timings(steps, (1, 2), (PLAIN, CHAIN, HIGHWAY))
-    labels = [row.label for row in part.rows]
-    given = rows(**dict(zip(labels, (1.0, 1.5, 0.5), strict=True)))
-    lost = [{"label": labels[2], "error": "Traceback\nRuntimeError: no"}]
+    # The baseline's step takes 10 ms in each of three rounds.
+    given = [
+        {"label": row.label, **statistics([ratio * seconds for seconds in (0.0099, 0.01, 0.0101)], [0.01] * 3)}
+        for row, ratio in zip(part.rows, (1.0, 1.5, 0.5), strict=True)
+    ]
+    lost = [{"label": HIGHWAY.label, "error": "Traceback\nRuntimeError: no"}]
     first, second = part.timing("cpu")
     return section_of(part, dict([fake(first, {"rows": given}), fake(second, {"rows": given[:2] + lost})]))
 
