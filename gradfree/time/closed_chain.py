@@ -74,6 +74,14 @@ class CellChain(TimeChain):
         """Return the Jacobians of the gates and, without ``carried``, of the path through the diagonals of W_hh."""
         return self.cell.unit_blocks(carried)
 
+    def jacobians(self) -> Tensor:
+        """Return F_2 to F_T of every sequence, (T - 1, B, H, H); for LSTM of h and c concatenated."""
+        return self.cell.jacobians(_LATER)
+
+    def backpropagate(self, direct: State) -> ChainGradients:
+        """Return the exact gradients: δ step by step, everything else at once."""
+        return self.gradients(self.cell.unroll(direct))
+
     def rearranged(self, change: Callable[[Tensor], Tensor]) -> Links:
         """Return the links in another order."""
         return self.cell.rearranged(change)

@@ -92,6 +92,10 @@ class Linearised(ABC):
         """Return the unit-by-unit Jacobians: from the gates and, without ``carried``, from the diagonals of W_hh."""
 
     @abstractmethod
+    def jacobians(self, steps: slice) -> Tensor:
+        """Return F_t at ``steps``, (·, B, H, H) for row vectors δ_t, all parts concatenated."""
+
+    @abstractmethod
     def unroll(self, direct: State, entering: Sequence[Tensor] | None = None) -> State:
         """Return the exact δ_t = e_t + δ_{t+1} F_{t+1}, step by step.
 
@@ -122,6 +126,10 @@ class LinearisedRNN(Linearised):
     def unit_blocks(self, carried: bool) -> Blocks:
         """Return diag(φ') diag(W_hh)."""
         return [[None if carried else self.slope * self.weight.diagonal()]]
+
+    def jacobians(self, steps: slice) -> Tensor:
+        """Return diag(φ') W_hh."""
+        return _at_least_float32(self.slope[steps]).unsqueeze(-1) * self.weight
 
     def unroll(self, direct: State, entering: Sequence[Tensor] | None = None) -> State:
         """Return the exact δ."""
@@ -172,6 +180,12 @@ class LinearisedGRU(Linearised):
     def unit_blocks(self, carried: bool) -> Blocks:
         """Return diag(z), and the three factors times the diagonals."""
         return [[self.carry if carried else self.carry + _sum_on_diagonals(self.factors, self.weight)]]
+
+    def jacobians(self, steps: slice) -> Tensor:
+        """Return diag(z) + Σ diag(factor) W_hh over the three parts."""
+        jacobians = _sum_of_scaled(self.factors[steps], self.weight)
+        jacobians.diagonal(0, -2, -1).add_(self.carry[steps])
+        return jacobians
 
     def unroll(self, direct: State, entering: Sequence[Tensor] | None = None) -> State:
         """Return the exact δ."""
@@ -232,6 +246,18 @@ class LinearisedLSTM(Linearised):
         h_h = torch.addcmul(_sum_on_diagonals(self.factors[..., 3:, :], weight[3 * width :]), c_h, self.out)
         return [[h_h, of_c[0]], [c_h, of_c[1]]]
 
+    def jacobians(self, steps: slice) -> Tensor:
+        """Return the Jacobians of h' and c' with respect to h, through the four factors, and to c, unit by unit."""
+        factors, out, f, weight = self.factors[steps], self.out[steps], self.carry[steps], self.weight
+        width = f.shape[-1]
+        jacobians = _at_least_float32(f).new_zeros(*f.shape[:-1], 2 * width, 2 * width)
+        (of_h_h, of_h_c), (of_c_h, of_c_c) = (rows.split(width, -1) for rows in jacobians.split(width, -2))
+        of_c_h.copy_(_sum_of_scaled(factors[..., :3, :], weight[: 3 * width]))
+        of_h_h.copy_(_sum_of_scaled(factors[..., 3:, :], weight[3 * width :])).addcmul_(of_c_h, out.unsqueeze(-1))
+        of_h_c.diagonal(0, -2, -1).copy_(out * f)
+        of_c_c.diagonal(0, -2, -1).copy_(f)
+        return jacobians
+
     def unroll(self, direct: State, entering: Sequence[Tensor] | None = None) -> State:
         """Return the exact δ."""
         delta_h = _with_entering(direct[0].clone(), entering, 0)
@@ -263,9 +289,24 @@ def through_sigmoid(cotangent: Tensor, y: Tensor) -> Tensor:
     return torch.ops.aten.sigmoid_backward.grad_input(cotangent, y, grad_input=cotangent)
 
 
+def _at_least_float32(x: Tensor) -> Tensor:
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
 def _sum_on_diagonals(factors: Tensor, weight: Tensor) -> Tensor:
     """Return the sum over n of factors_n ⊙ diag(weight_n), for factors (·, B, n, H) and weight (n · H, H)."""
     return (factors * weight.unflatten(0, (factors.shape[-2], -1)).diagonal(0, -2, -1)).sum(-2)
+
+
+def _sum_of_scaled(factors: Tensor, weight: Tensor) -> Tensor:
+    """Return the sum over n of diag(factors_n) weight_n, for factors (·, B, n, H) and weight (n · H, H)."""
+    wide = _at_least_float32(factors)
+    each = zip(wide.unsqueeze(-1).unbind(-3), weight.to(wide.dtype).chunk(factors.shape[-2]), strict=True)
+    factor, part = next(each)
+    total = factor * part
+    for factor, part in each:
+        total.addcmul_(factor, part)
+    return total
 
 
 def recompute_gates(p: Tensor, q: Tensor) -> Gates:

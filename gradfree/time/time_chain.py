@@ -13,7 +13,7 @@ from torch import Tensor
 from gradfree.algebra.block_scan import Blocks
 from gradfree.algebra.cotangents import Factor, is_number, plus
 from gradfree.algebra.time_scan import scan
-from gradfree.chains.chain import Chain, ChainGradients
+from gradfree.chains.chain import Chain
 from gradfree.chains.memory import Memory, running_mean
 from gradfree.chains.survey import LinkFindings, share
 from gradfree.errors import ChainError
@@ -148,18 +148,6 @@ class TimeChain(Chain):
         """Undo :meth:`vectors`."""
         parts = vectors.split([s.shape[2:].numel() for s in self.states], -1)
         return tuple(part.reshape(s.shape).to(s.dtype) for part, s in zip(parts, self.states, strict=True))
-
-    def jacobians(self) -> Tensor:
-        """Return F_2 to F_T of every sequence, (T - 1, B, H, H), the parts of a state concatenated; one VJP a row."""
-        nothing, zero = (None,) * len(self.states), self.constant(0.0)
-        width = sum(s.shape[2:].numel() for s in self.states)
-        ones = torch.eye(width, device=self.like.device)[:, None, None].expand(-1, *self.states[0].shape[:2], -1)
-        rows = [self.vectors(self.pull(nothing, self.cotangents(one, nothing), zero)) for one in ones]
-        return torch.stack(rows, 2)[:-1]
-
-    def backpropagate(self, direct: State) -> ChainGradients:
-        """Return the exact gradients: δ step by step, everything else at once."""
-        return self.gradients(self.rearranged(lambda x: x).unroll(direct))
 
     @abstractmethod
     def unit_blocks(self, carried: bool) -> Blocks:

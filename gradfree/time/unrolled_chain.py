@@ -18,6 +18,7 @@ from gradfree.errors import RANDOM_CELL, ChainError
 from gradfree.time.cell_layer import ElementwiseCell, apply_cell, output_size, unit_blocks
 from gradfree.time.closed_forms import State
 from gradfree.time.time_chain import Links, SplitJacobian, TimeChain
+from gradfree.torchside.batched_vjps import batched_vjps
 from gradfree.torchside.graph import walk
 from gradfree.torchside.hooks import without_hooks
 
@@ -111,6 +112,22 @@ class UnrolledChain(TimeChain):
         vjps = self._vjp(delta, self.before)
         whole = (plus(v, times(d, -known)) for v, d, known in zip(vjps, delta, factors.known, strict=True))
         return tuple(None if v is None else v[1:] for v in whole)
+
+    def jacobians(self) -> Tensor:
+        """Return F_2 to F_T of every sequence, (T - 1, B, H, H), the parts of a state concatenated."""
+        widths = [part.shape[2:].numel() for part in self.after]
+        identity = torch.eye(sum(widths), device=self.like.device)
+        rows = [part[:, None, None].expand(-1, *self.shape, -1) for part in identity.split(widths, -1)]
+        given = [row.reshape(len(row), *a.shape).to(a.dtype) for row, a in zip(rows, self.after, strict=True)]
+        live = [n for n, a in enumerate(self.after) if a.requires_grad]
+        vjps = batched_vjps([self.after[n] for n in live], self.before, [given[n] for n in live])
+        parts = [torch.zeros_like(row) if v is None else v.flatten(3) for row, v in zip(rows, vjps, strict=True)]
+        wide = torch.promote_types(self.like.dtype, torch.float32)
+        return torch.cat(parts, -1).permute(1, 2, 0, 3)[1:].to(wide)
+
+    def backpropagate(self, direct: State) -> ChainGradients:
+        """Return the exact gradients."""
+        return self.gradients(self.rearranged(lambda x: x).unroll(direct))
 
     def rearranged(self, change: Callable[[Tensor], Tensor]) -> Links:
         """Return the links in another order."""
