@@ -71,3 +71,29 @@ def test_threads_on_one_model_get_their_own_gradients(model, batched, threads, o
         for worker in workers:
             worker.join()
     assert not wrong, wrong[0]
+
+
+def test_two_threads_in_one_block_at_the_same_time_get_their_own_gradients():
+    torch.manual_seed(0)
+    meeting = threading.Barrier(1)
+
+    class Meeting(Residual):
+        def forward(self, x):
+            meeting.wait(timeout=30)
+            return super().forward(x)
+
+    net, inputs, found = nn.Sequential(*(Meeting() for _ in range(6))), torch.randn(2, SAMPLES, WIDTH), {}
+    parameters = list(net.parameters())
+
+    def gradients(n):
+        found[n] = torch.autograd.grad(net(inputs[n]).pow(2).sum(), parameters)
+
+    expected = [torch.autograd.grad(net(x).pow(2).sum(), parameters) for x in inputs]
+    with gradfree.create_engine("highway_bp", iterations=6).attach(net, batched=False):
+        meeting = threading.Barrier(2)
+        workers = [threading.Thread(target=gradients, args=(n,)) for n in range(2)]
+        for worker in workers:
+            worker.start()
+        for worker in workers:
+            worker.join()
+    assert_close([found[0], found[1]], expected, rtol=1e-10, atol=1e-12)
