@@ -83,7 +83,7 @@ def test_help_names_the_engines():
         assert f'``"{name}"``' in gradfree.create_engine.__doc__
 
 
-@pytest.mark.parametrize("path", ["forward_pipeline", "register_engine", "lightning.Classifier"])
+@pytest.mark.parametrize("path", ["forward_pipeline", "lightning.Classifier"])
 def test_removed_names_say_what_to_use_instead(path):
     with pytest.raises(AttributeError, match=f"gradfree.{path} is gone: "):
         attrgetter(path)(gradfree)
