@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 from torch import nn
@@ -19,19 +20,19 @@ def register_engine(name: str, engine: type[Engine]) -> None:
     registered name as ``strategy=EngineStrategy(name)``.
 
     Args:
-        name: an identifier that is not the name of another engine.
+        name: letters, digits and underscores; it must not be the name of another engine.
         engine: the class. A class of the same module and name, from a notebook cell that runs again, replaces it.
 
     Raises:
         TypeError: ``engine`` is not an engine class.
         ValueError: the name is taken or invalid.
     """
+    if not (isinstance(name, str) and name.isidentifier()):
+        raise ValueError(f"the name of an engine must be of letters, digits and underscores, not {name!r}.")
     _check(name, engine)
     old = _registered.get(name, engine)
-    if not str(name).isidentifier():
-        raise ValueError(f"the name of an engine must be of letters, digits and underscores, not {name!r}.")
     if name in entries(ENGINES) or (old.__module__, old.__qualname__) != (engine.__module__, engine.__qualname__):
-        raise ValueError(f"there is an engine {name!r} already: take another name.")
+        raise ValueError(f"there is an engine {name!r} already, {engine_class(name)!r}: take another name.")
     _registered[name] = engine
 
 
@@ -86,10 +87,17 @@ def create_model(name: str, **options: Any) -> nn.Module:
 
     Raises:
         ValueError: unknown name.
-        TypeError: an unknown or a missing option.
+        TypeError: an unknown or a missing option; the message lists all options.
     """
-    model: nn.Module = lookup(MODELS, name)(**options)
-    return model
+    model = lookup(MODELS, name)
+    known = inspect.signature(model).parameters
+    if unknown := options.keys() - known.keys():
+        raise TypeError(f"{name} has no option {', '.join(map(repr, unknown))}; its options are: {', '.join(known)}.")
+    try:
+        inspect.signature(model).bind(**options)
+    except TypeError as error:
+        raise TypeError(f"{name}: {error}; its options are: {', '.join(known)}.") from None
+    return model(**options)
 
 
 def resolve_engine(engine: str | Engine, options: dict[str, Any]) -> Engine:

@@ -58,24 +58,48 @@ def test_an_engine_by_import_path(tmp_path, monkeypatch):
             gradfree.create_engine(name)
 
 
-def test_a_registered_engine_has_a_name_until_another_class_would_take_it(monkeypatch):
+@pytest.fixture
+def noted(monkeypatch):
+    """Remove registered engines after each test."""
     monkeypatch.setattr("gradfree.registry._registered", {})
 
-    def written(name="Noted"):
-        return type(name, (gradfree.algorithms.FixedPoint,), {"__module__": "notebook"})
 
-    for engine in (written(), again := written()):
-        gradfree.register_engine("noted", engine)
-    assert type(gradfree.create_engine("noted", iterations=3)) is again
+def written(name="Noted", module="notebook"):
+    return type(name, (gradfree.algorithms.FixedPoint,), {"__module__": module})
+
+
+@pytest.mark.usefixtures("noted")
+def test_a_registered_engine_has_a_name_everywhere():
+    first, again = written(), written()
+    gradfree.register_engine("noted", first)
+    assert type(gradfree.create_engine("noted", iterations=3)) is first
+    gradfree.register_engine("noted", again)
     assert "noted" in gradfree.list_engines()
-    for name, engine, error in (
-        ("highway_bp", again, ValueError),
-        ("noted", written("Other"), ValueError),
-        ("my:engine", again, ValueError),
-        ("other", torch.nn.Identity, TypeError),
-    ):
-        with pytest.raises(error, match=f"'{name}'"):
-            gradfree.register_engine(name, engine)
+    model = torch.nn.GRU(2, 3)
+    optimizer = gradfree.EngineOptimizer(torch.optim.SGD(model.parameters(), 0.1), model, engine="noted", iterations=2)
+    assert type(optimizer.engine) is again
+    with pytest.raises(ValueError, match="'noted'"):
+        gradfree.create_engine("notd")
+
+
+@pytest.mark.usefixtures("noted")
+@pytest.mark.parametrize(
+    ("name", "engine", "error", "message"),
+    [
+        ("highway_bp", written(), ValueError, "'highway_bp' already"),
+        ("noted", written("Other"), ValueError, "'noted' already"),
+        ("my:engine", written(), ValueError, "'my:engine'"),
+        (None, written(), ValueError, "None"),
+        ("module", torch.nn.Identity, TypeError, "'module' must be a subclass of gradfree.Engine"),
+        ("instance", HIGHWAY, TypeError, "'instance' must be a subclass of gradfree.Engine"),
+    ],
+)
+def test_invalid_names_and_classes_cannot_be_registered(name, engine, error, message):
+    gradfree.register_engine("noted", written())
+    with pytest.raises(error, match=message):
+        gradfree.register_engine(name, engine)
+    assert "noted" in gradfree.list_engines()
+    assert {"my:engine", "module", "instance"}.isdisjoint(gradfree.list_engines())
 
 
 def test_help_names_the_engines():
@@ -99,11 +123,15 @@ def test_options_are_given_by_name():
         type(HIGHWAY)(4)
 
 
-def test_an_unknown_model_raises_and_lists_the_known_ones():
+def test_model_names_and_options():
     with pytest.raises(
         ValueError, match="no model is called 'resnet'; there are: gpt, lenet, orthogonal_convnet, orthogonal_lenet"
     ):
         gradfree.create_model("resnet")
+    with pytest.raises(TypeError, match="preact_resnet has no option 'layers'; its options are: depth, in_channels"):
+        gradfree.create_model("preact_resnet", layers=3)
+    with pytest.raises(TypeError, match="gpt: missing a required argument: 'vocab_size'; its options are: vocab_size"):
+        gradfree.create_model("gpt")
 
 
 @pytest.fixture
