@@ -99,7 +99,11 @@ def gradient_fidelity(
         TypeError: an argument is of the wrong type, such as a tensor as ``batch``; or the loss is not a scalar.
     """
     if not isinstance(engine, Engine):
-        raise TypeError(f"engine must be an Engine, from gradfree.create_engine(name), not {engine!r}.")
+        raise TypeError(f"engine must be an Engine, from gradfree.create_engine(name), not {_kind(engine)}.")
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model must be an nn.Module, not {_kind(model)}.")
+    if not callable(loss_fn):
+        raise TypeError(f"loss_fn must be a function of outputs and target, not {loss_fn!r}.")
     trained = _trained(model)
     loss_of, inputs = _loss_of(model, loss_fn, batch)
 
@@ -107,7 +111,7 @@ def gradient_fidelity(
         with left_intact(model, inputs), without_tf32(), torch.enable_grad():
             loss = loss_of()
             if not (isinstance(loss, Tensor) and loss.numel() == 1 and loss.requires_grad):
-                raise TypeError("loss_fn must return one number with a gradient, a scalar tensor.")
+                raise TypeError(f"loss_fn must return one number with a gradient, a scalar tensor, not {_kind(loss)}.")
             return torch.autograd.grad(loss, list(trained.values()), allow_unused=True)
 
     with engine.attach(model, chains) as handle:
@@ -151,6 +155,13 @@ def loss_fidelity(loss: Tensor, model: nn.Module, handle: Handle) -> Fidelity:
         return _compare(trained, approximate, exact, handle.chains.values(), deltas, exact_deltas)
     finally:
         handle.load_state_dict(remembered)
+
+
+def _kind(thing: Any) -> str:
+    """Return a short description of a wrong argument for messages; the repr of a tensor or model is too long."""
+    if isinstance(thing, Tensor):
+        return f"a tensor of shape {tuple(thing.shape)}" + ("" if thing.requires_grad else " without a gradient")
+    return repr(thing) if isinstance(thing, str | float) else one(type(thing).__name__)
 
 
 def _loss_of(

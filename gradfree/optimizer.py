@@ -12,6 +12,7 @@ from gradfree.choosing.watching import GradientWatch
 from gradfree.engines.discovery import Chains
 from gradfree.engines.engine import Engine
 from gradfree.registry import resolve_engine
+from gradfree.wording import one
 
 _WATCH = "gradfree watch"
 
@@ -52,6 +53,10 @@ class EngineOptimizer(Optimizer):
         watch: GradientWatch | None = None,
         **options: Any,
     ):
+        if not isinstance(optimizer, Optimizer):
+            raise TypeError(f"optimizer must be a torch.optim.Optimizer, not {one(type(optimizer).__name__)}.")
+        if not isinstance(model, nn.Module):
+            raise TypeError(f"model must be an nn.Module, not {one(type(model).__name__)}.")
         if watch is not None and not isinstance(watch, GradientWatch):
             raise TypeError(f"watch must be a gradfree.GradientWatch(every=100), not {watch!r}.")
         own = {id(p) for group in optimizer.param_groups for p in group["params"]}

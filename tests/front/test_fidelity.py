@@ -7,7 +7,7 @@ from torch import nn
 import gradfree
 from gradfree.algorithms import FixedPoint
 from gradfree.fidelity import loss_fidelity
-from gradfree.testing.cases.models import layered_model, plain_model
+from gradfree.testing.cases.models import gradients, layered_model, plain_model
 
 
 def loss_fn(out, target):
@@ -140,11 +140,30 @@ def test_with_a_temperature_both_functions_compare_gradients_of_the_same_loss():
         assert fidelity.total.norm_ratio == pytest.approx(1 / 4)
 
 
+def test_a_layers_agreement_is_that_of_all_its_parameters():
+    model, x, engine = plain_model(), torch.randn(4, 6), gradfree.create_engine("highway_bp", iterations=0)
+    found = gradfree.gradient_fidelity(engine, model, sum_of_squares, (x, None))
+    assert list(found.layers) == ["stem", *(f"blocks.{i}.linear" for i in range(5)), "heads"]
+
+    def layer():
+        grads = gradients(model, lambda: model(x))
+        return torch.cat([grads[f"blocks.3.linear.{p}"].flatten() for p in ("weight", "bias")])
+
+    exact = layer()
+    with engine.attach(model):
+        cosine = torch.cosine_similarity(exact, layer(), dim=0).item()
+    assert found.layers["blocks.3.linear"].cosine == pytest.approx(cosine)
+    assert cosine < 0.999
+
+
 @pytest.mark.parametrize(
     ("wrong", "error", "message"),
     [
         ({"engine": "highway_bp"}, TypeError, r"engine must be an Engine, from gradfree.create_engine\(name\)"),
-        ({"loss_fn": lambda out, y: out}, TypeError, "must return one number with a gradient"),
+        ({"model": torch.relu}, TypeError, "model must be an nn.Module, not a builtin_function_or_method."),
+        ({"loss_fn": None}, TypeError, "loss_fn must be a function of outputs and target, not None"),
+        ({"loss_fn": lambda out, y: out}, TypeError, "one number with a gradient, a scalar tensor, not a tensor of sh"),
+        ({"loss_fn": lambda out, y: out.sum().detach()}, TypeError, "must return one number with a gradient"),
         ({"batch": torch.zeros(4, 6)}, TypeError, r"batch must be a tuple, .*inputs, target.*, not a Tensor"),
         ({"batch": (torch.zeros(1),)}, ValueError, r"batch must be a tuple, \(\*inputs, target\), but has 1 of these"),
         ({"chains": [3]}, gradfree.ChainError, "chains must be a list of module paths"),

@@ -111,6 +111,11 @@ def test_copies_are_refused():
             lambda m: gradfree.EngineOptimizer(torch.optim.SGD(nn.Linear(2, 2).parameters(), 0.1), m),
             "none of the param",
         ),
+        (lambda m: gradfree.EngineOptimizer(m, m), "optimizer must be a torch.optim.Optimizer, not a Model."),
+        (
+            lambda m: gradfree.EngineOptimizer(torch.optim.SGD(m.parameters(), 0.1), None),
+            "model must be an nn.Module, not",
+        ),
         (
             lambda m: gradfree.EngineOptimizer(torch.optim.SGD(m.parameters(), 0.1), m, watch=100),
             "watch must be a gradfree.GradientWatch(every=100), not 100",

@@ -177,6 +177,11 @@ MUTANTS = (
         ("gradfree/fidelity.py", "(error / exact_norm).item()", "(error / norm).item()"),
     ),
     mutant(
+        "a layer's fidelity is that of its first parameter",
+        "front/test_fidelity.py",
+        ("gradfree/fidelity.py", "_agreement(of_layer)", "_agreement(of_layer[:1])"),
+    ),
+    mutant(
         "fidelity takes a missing gradient for an exact one",
         "front/test_fidelity.py",
         ("gradfree/fidelity.py", "(torch.zeros_like(e) if a is None else a, e)", "(e if a is None else a, e)"),
