@@ -30,11 +30,16 @@ class Role(Enum):
 
 @dataclass(frozen=True)
 class _Known:
-    """The role and functions of one class of layers; see :func:`register_layer`."""
+    """The role and functions of one class of layers; see :func:`register_layer`.
+
+    Attributes:
+        adjoint: maps a cotangent and a weight to the transpose of ``linear``; ``None``: autograd computes it.
+    """
 
     role: Role
     linear: Callable[..., Tensor] | None = None
     isometric: bool = False
+    adjoint: Callable[[Tensor, Tensor], Tensor] | None = None
 
 
 _KNOWN: dict[type[nn.Module], _Known] = {}
@@ -108,7 +113,7 @@ _PLAIN: tuple[tuple[str, bool, tuple[type[nn.Module], ...]], ...] = (
 )
 """Torch's layers that need no ``linear``: role, whether they are isometric, classes."""
 
-register_layer(nn.Linear, "weights", linear=lambda _, x, w: F.linear(x, w))
+_KNOWN[nn.Linear] = _Known(Role.WEIGHTS, lambda _, x, w: F.linear(x, w), adjoint=torch.matmul)
 _kind: type[nn.Module]
 for _kind in (nn.Conv1d, nn.Conv2d, nn.Conv3d):
     register_layer(_kind, "weights", linear=_convolved)
@@ -212,9 +217,9 @@ def adjoint(module: nn.Module, cotangent: Tensor, shape: torch.Size, weight: Ten
     Returns:
         A tensor of ``shape``, except that the first dimension is N.
     """
-    if _known(module) is _KNOWN[nn.Linear]:
-        # As autograd computes it, without a forward pass.
-        return torch.matmul(*_promoted(cotangent, weight_of(module) if weight is None else weight))
+    known = _known(module)
+    if known is not None and known.adjoint is not None:
+        return known.adjoint(*_promoted(cotangent, weight_of(module) if weight is None else weight))
     with torch.enable_grad():
         x = cotangent.new_zeros((len(cotangent), *shape[1:])).requires_grad_()
         out = linear_part(module, x, weight)

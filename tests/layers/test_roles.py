@@ -104,6 +104,12 @@ def test_a_subclass_counts_if_it_keeps_the_known_forward_and_may_be_registered_i
     assert torch.equal(roles.linear_part(nn.Linear(4, 3), x, layer.weight), 2 * layer(x))
 
 
+def test_registering_a_known_class_again_replaces_its_transpose_too():
+    gradfree.register_layer(nn.Linear, "weights", linear=lambda _, x, weight: F.linear(x, weight).flip(-1))
+    layer, e = nn.Linear(4, 3), torch.randn(2, 3)
+    torch.testing.assert_close(roles.adjoint(layer, e, torch.Size((2, 4))), e.flip(-1) @ layer.weight)
+
+
 def test_parameters_that_would_get_no_gradient_are_refused():
     gradfree.register_layer(nn.PReLU, "pointwise")
     net = nn.Sequential(nn.Linear(4, 4), nn.PReLU(), nn.Linear(4, 2))
