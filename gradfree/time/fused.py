@@ -135,12 +135,11 @@ class RecurrentRecorder:
         self.single_steps.count(length)
         like = x.new_empty(batch, module.hidden_size)
         left = [self._leave_to_torch(number, length, like, ragged) for number in range(module.num_layers)]
-        callbacks = [callback for of_layer in left for callback in of_layer or ()]
         if None not in left:
+            callbacks = [callback for of_layer in left for callback in of_layer or ()]
             out, final = self._run_torch(input, hx)
-            if callbacks:
-                last = final if isinstance(final, tuple) else (final,)
-                when_backward((out.data if packed else out, *last), callbacks)
+            last = final if isinstance(final, tuple) else (final,)
+            when_backward((out.data if packed else out, *last), callbacks)
             return out, final
         batched, batch_first = packed or x.dim() == 3, module.batch_first and not packed
         # Same layout as in the module itself, as the rounding of matrix products depends on it.

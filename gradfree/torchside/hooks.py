@@ -50,6 +50,8 @@ def _unless_none(hook: Callable[[Tensor], Tensor | None], grad: Tensor | None) -
 def when_backward(outputs: Iterable[Tensor], calls: Iterable[Callable[[], None]]) -> None:
     """Call each of ``calls`` once, when a backward pass reaches the node of one of ``outputs``."""
     waiting = list(calls)
+    if not waiting:
+        return
 
     def call(*_: Any) -> None:
         while waiting:
