@@ -154,7 +154,9 @@ class SequentialRow:
         if not self._can_skip_hooks(input):
             return self._one_by_one(input)
         self._chain.check(self.blocks[0][1])
-        plan = self._plan(input, found := self._tensors())
+        self._watch_again_if_changed()
+        found = self._tensors()
+        plan = self._plan(input, found)
         if isinstance(plan, str):
             if self._chain.attachment.batched is True:
                 raise ChainError(
@@ -203,10 +205,7 @@ class SequentialRow:
         )
 
     def _tensors(self) -> list[Tensor | None]:
-        """Return the blocks' current parameters and buffers, in the order of :func:`tensors_of`."""
-        values = self._watched_values()
-        if len(values) != len(self._known) or not all(map(is_, values, self._known)):
-            self._watch()
+        """Return the blocks' parameters and buffers, in the order of :func:`tensors_of`."""
         return [t for m in self._modules for own in (m._parameters, m._buffers) for t in own.values()]
 
     def _plan(self, state: Tensor, tensors: Sequence[Tensor | None]) -> _Plan | str:
@@ -274,6 +273,11 @@ class SequentialRow:
             for m in self._modules
             for hooks in (m._forward_hooks, m._forward_pre_hooks)
         ]
+
+    def _watch_again_if_changed(self) -> None:
+        values = self._watched_values()
+        if len(values) != len(self._known) or not all(map(is_, values, self._known)):
+            self._watch()
 
     def _watched_values(self) -> list[Any]:
         return [value for attributes in self._watched for value in attributes.values()]

@@ -62,7 +62,7 @@ MUTANTS = (
     mutant(
         "a replaced layer is not noticed in a row",
         "depth/test_rows.py",
-        ("gradfree/depth/row.py", "            self._watch()\n        return", "            pass\n        return"),
+        ("gradfree/depth/row.py", "        self._watch_again_if_changed()\n", ""),
     ),
     mutant(
         "a change of modes is not noticed",
