@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 from gradfree.chains.bypass import bypass_message, bypassed
 from gradfree.chains.handle import Handle
-from gradfree.chains.site import Site
 from gradfree.devices.hardware import widest_float, without_tf32
 from gradfree.engines.discovery import Chains
 from gradfree.engines.engine import Engine
@@ -115,12 +114,7 @@ def gradient_fidelity(
             return torch.autograd.grad(loss, list(trained.values()), allow_unused=True)
 
     with engine.attach(model, chains) as handle:
-        with handle.collecting() as deltas:
-            approximate = gradients()
-        _refuse_bypassed(handle, trained, approximate)
-        with handle.exactly(), handle.collecting() as exact_deltas:
-            exact = gradients()
-    return _compare(trained, approximate, exact, handle.chains.values(), deltas, exact_deltas)
+        return _compare(trained, handle, gradients)
 
 
 def loss_fidelity(loss: Tensor, model: nn.Module, handle: Handle) -> Fidelity:
@@ -147,12 +141,7 @@ def loss_fidelity(loss: Tensor, model: nn.Module, handle: Handle) -> Fidelity:
 
     remembered = handle.state_dict()
     try:
-        with handle.uncompared(), handle.collecting() as deltas:
-            approximate = gradients()
-        _refuse_bypassed(handle, trained, approximate)
-        with handle.exactly(), handle.collecting() as exact_deltas:
-            exact = gradients()
-        return _compare(trained, approximate, exact, handle.chains.values(), deltas, exact_deltas)
+        return _compare(trained, handle, gradients)
     finally:
         handle.load_state_dict(remembered)
 
@@ -188,7 +177,7 @@ def _refuse_bypassed(handle: Handle, trained: Mapping[str, Tensor], gradients: S
         if paths := bypassed(site, lambda p: id(p) in given):
             if not site.solved:
                 raise ChainError(bypass_message(site, paths))
-            warnings.warn(bypass_message(site, paths), stacklevel=3)
+            warnings.warn(bypass_message(site, paths), stacklevel=4)
 
 
 def _trained(model: nn.Module) -> dict[str, Tensor]:
@@ -204,14 +193,17 @@ def _trained(model: nn.Module) -> dict[str, Tensor]:
 
 
 def _compare(
-    trained: dict[str, Tensor],
-    approximate: Sequence[Tensor | None],
-    exact: Sequence[Tensor | None],
-    chains: Iterable[Site],
-    deltas: Mapping[str, Tensor],
-    exact_deltas: Mapping[str, Tensor],
+    trained: Mapping[str, Tensor], handle: Handle, gradients: Callable[[], Sequence[Tensor | None]]
 ) -> Fidelity:
-    sites = list(chains)
+    """Compute the ``gradients`` of the parameters ``trained`` with the engine and exactly, and compare them."""
+    deltas: dict[str, Tensor] = {}
+    exact_deltas: dict[str, Tensor] = {}
+    with handle.setting(deltas=deltas, differences=None):
+        approximate = gradients()
+    _refuse_bypassed(handle, trained, approximate)
+    with handle.setting(deltas=exact_deltas, use_exact=True):
+        exact = gradients()
+    sites = handle.chains.values()
     inside = {id(p) for site in sites for block in site.blocks.values() for p in block.parameters()}
     pairs = {
         name: (torch.zeros_like(e) if a is None else a, e)

@@ -51,7 +51,7 @@ class Chain(ABC):
     """Filled by :meth:`offer` inside :func:`gradfree.engine_figures`; ``None`` outside."""
 
     deltas: dict[str, Tensor] | None = None
-    """Filled with δ of each block's output, by path, inside :meth:`.Handle.collecting`; ``None`` outside."""
+    """Filled with δ of each block's output, by path, while gradients are compared; else ``None``."""
 
     def offer(self, name: str, figure: Callable[[], Tensor]) -> None:
         """Report a figure about the solution, such as the number of sweeps, to :func:`gradfree.engine_figures`.

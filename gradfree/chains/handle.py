@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from types import TracebackType
 from typing import Any
 
@@ -15,7 +15,6 @@ from gradfree.chains.chain import Solver
 from gradfree.chains.memory import KeptMean, average_means
 from gradfree.chains.site import Removable, Site
 from gradfree.chains.solving import Attachment
-from gradfree.chains.survey import LinkFindings
 
 
 class Handle:
@@ -112,48 +111,21 @@ class Handle:
         if self._watch is not None:
             self._watch.check()
 
-    @contextmanager
-    def exactly(self) -> Iterator[None]:
+    def exactly(self) -> AbstractContextManager[None]:
         """Let backpropagation solve this handle's chains, not the engine, in backward passes inside the ``with``."""
-        with self._setting("use_exact", True):
-            yield
+        return self.setting(use_exact=True)
 
     @contextmanager
-    def uncompared(self) -> Iterator[None]:
-        """Return the engine's gradients in backward passes inside the ``with``, even while comparing is on."""
-        with self._setting("differences", None):
-            yield
-
-    @contextmanager
-    def collecting(self) -> Iterator[dict[str, Tensor]]:
-        """Collect δ of each block's output, by the block's path, in the backward passes inside the ``with``.
-
-        A recurrent layer has one entry for all steps, under its name in figures. If a block runs several times, the
-        last δ is kept.
-        """
-        found: dict[str, Tensor] = {}
-        with self._setting("deltas", found):
-            yield found
-
-    @contextmanager
-    def _setting(self, attribute: str, value: object) -> Iterator[None]:
-        before = {attachment: getattr(attachment, attribute) for attachment in self._attachments.values()}
-        for attachment in before:
-            setattr(attachment, attribute, value)
+    def setting(self, **attributes: Any) -> Iterator[None]:
+        """Set attributes of every chain's :class:`~gradfree.chains.solving.Attachment` inside the ``with``."""
+        before = [(attachment, dict(vars(attachment))) for attachment in self._attachments.values()]
+        for attachment, _ in before:
+            vars(attachment).update(attributes)
         try:
             yield
         finally:
-            for attachment, its in before.items():
-                setattr(attachment, attribute, its)
-
-    @contextmanager
-    def surveying(self) -> Iterator[dict[str, list[Sequence[LinkFindings]]]]:
-        """Yield a dict that collects, by chain path, the findings about every chain solved inside the ``with``."""
-        found: dict[str, list[Sequence[LinkFindings]]] = {path: [] for path in self._attachments}
-        with self._setting("surveys", None):
-            for path, attachment in self._attachments.items():
-                attachment.surveys = found[path]
-            yield found
+            for attachment, old in before:
+                vars(attachment).update({name: old[name] for name in attributes})
 
     def state_dict(self) -> dict[str, dict[str, Any]]:
         """Return the tensors that the engine keeps from pass to pass, by module path; empty for most engines."""

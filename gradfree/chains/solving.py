@@ -35,8 +35,9 @@ class Attachment:
         differences: collects g · g*, ‖g‖² and ‖g*‖² of every pass, with g the engine's gradients of the parameters and
             g* the exact ones, which are then returned. ``None``: passes are not compared.
         has_rivals: whether other engines take turns with this one.
-        deltas: collects the cotangents of the blocks' outputs, by path; ``None``: not wanted.
-        surveys: collects the findings about each solved chain in a dry run; ``None`` otherwise.
+        deltas: collects the cotangents of the blocks' outputs, by path; ``None``: not wanted. A recurrent layer has one
+            entry for all steps, under its name in figures. If a block runs several times, the last δ is kept.
+        surveys: collects the findings about each solved chain, by its path, in a dry run; ``None`` otherwise.
 
     Args that are not attributes:
         outside: the ``_parameters`` of the model's modules outside of its chains, which blocks may use as well. Not the
@@ -58,7 +59,7 @@ class Attachment:
         self.differences: list[Tensor] | None = None
         self.has_rivals = False
         self.deltas: dict[str, Tensor] | None = None
-        self.surveys: list[Sequence[LinkFindings]] | None = None
+        self.surveys: dict[str, list[Sequence[LinkFindings]]] | None = None
 
     @property
     def compares(self) -> bool:
@@ -89,7 +90,7 @@ class Attachment:
         listeners = tuple(_listeners)
         chain.figures = {} if listeners else None
         if self.surveys is not None:
-            self.surveys.append(chain.survey(direct))
+            self.surveys.setdefault(self.path, []).append(chain.survey(direct))
         gradients = self.engine.gradients(chain, direct)
         if not isinstance(gradients, ChainGradients):
             raise TypeError(

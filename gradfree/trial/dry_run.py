@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from gradfree.chains.bypass import bypass_message, bypassed
 from gradfree.chains.handle import Handle
 from gradfree.chains.report import Report
-from gradfree.chains.survey import ChainFindings
+from gradfree.chains.survey import ChainFindings, LinkFindings
 from gradfree.depth.ports import tensors_in
 from gradfree.devices.hardware import widest_float
 from gradfree.errors import ChainError
@@ -37,8 +37,9 @@ def dry_run(attach: Callable[[], Handle], model: nn.Module, batch: Batch, notes:
     trained = [p for p in model.parameters() if p.requires_grad]
     problems: list[str] = []
     reached: set[int] = set()
+    surveys: dict[str, list[Sequence[LinkFindings]]] = {}
     with left_intact(model, [*args, *kwargs.values()]), attach() as handle:
-        with handle.surveying() as surveys, torch.enable_grad(), without_hooks(trained):
+        with handle.setting(surveys=surveys), torch.enable_grad(), without_hooks(trained):
             try:
                 reached = _reached(trained, model(*args, **kwargs))
             except ChainError as error:
@@ -53,7 +54,9 @@ def dry_run(attach: Callable[[], Handle], model: nn.Module, batch: Batch, notes:
             ),
         ]
     findings = {
-        path: ChainFindings(surveys[path][::-1], dict(site.splits), [b for b in site.blocks if b not in site.solved])
+        path: ChainFindings(
+            surveys.get(path, [])[::-1], dict(site.splits), [b for b in site.blocks if b not in site.solved]
+        )
         for path, site in chains.items()
     }
     if not model.training:

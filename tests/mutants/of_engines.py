@@ -191,8 +191,8 @@ MUTANTS = (
         "front/test_fidelity.py",
         (
             "gradfree/fidelity.py",
-            "with handle.exactly(), handle.collecting() as exact_deltas:\n            exact = gradients()\n    return",
-            "with handle.collecting() as exact_deltas:\n            exact = gradients()\n    return",
+            "with handle.setting(deltas=exact_deltas, use_exact=True):",
+            "with handle.setting(deltas=exact_deltas):",
         ),
     ),
     mutant(
