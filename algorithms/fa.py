@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from math import sqrt
 from typing import Any
 
@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 from gradfree.chains.chain import Chain, ChainGradients
 from gradfree.chains.memory import Memory
-from gradfree.chains.report import Report
 from gradfree.chains.site import Site
 from gradfree.engines.feedback import RandomEngine
 from gradfree.engines.options import check_positive
@@ -69,13 +68,12 @@ class FA(RandomEngine):
         """Modules that contain linear layers or convolutions."""
         return [FeedbackLayers]
 
-    def judge(self, model: nn.Module, report: Report) -> Report:
-        """Return ``report`` with a note about the layers that stay exact."""
-        exact = {where: kind for site in report.chains.values() for where, kind in getattr(site, "exact", {}).items()}
-        if not exact:
-            return report
-        which = ", ".join(f"{where or 'the model'} ({kind})" for where, kind in exact.items())
-        return replace(report, notes=[*report.notes, f"the error goes exactly through the weights of {which}."])
+    def notes_about(self, site: Site) -> Iterator[str]:
+        """Yield a note about the layers that stay exact."""
+        assert isinstance(site, FeedbackLayers)
+        if site.exact:
+            which = ", ".join(f"{where or 'the model'} ({kind})" for where, kind in site.exact.items())
+            yield f"the error goes exactly through the weights of {which}."
 
     def gradients(self, chain: Chain, direct: Any) -> ChainGradients:
         """Return the exact gradients of a chain that was recorded for another engine."""

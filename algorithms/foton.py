@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from gradfree.chains.chain import Chain, ChainGradients
 from gradfree.chains.memory import Memory
-from gradfree.chains.report import Report
+from gradfree.chains.site import Site
 from gradfree.engines.layered import LayerEngine
 from gradfree.engines.options import check_count
 from gradfree.errors import ChainError
@@ -63,11 +63,9 @@ class FOTON(OrthogonalEngine, LayerEngine):
         if self.perturbation not in _PERTURBATIONS:
             raise ValueError(f"FOTON: perturbation must be 'difference' or 'tangent', not {self.perturbation!r}.")
 
-    def judge(self, model: nn.Module, report: Report) -> Report:
-        """Return ``report`` with a note for each layer that makes the gradients inexact."""
-        report = super().judge(model, report)
-        notes = [note for site in report.chains.values() for note in inexact_layers(site.blocks)]
-        return replace(report, notes=notes)
+    def notes_about(self, site: Site) -> Iterator[str]:
+        """Yield a note for each layer that makes the gradients inexact."""
+        yield from inexact_layers(site.blocks)
 
     @property
     def streams(self) -> bool:

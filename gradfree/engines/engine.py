@@ -36,6 +36,7 @@ _RENAMED = {
     "across": "gradients_on_ranks",
     "problems_across": "problems_on_ranks",
     "as_exact_as": "exact_ones",
+    "judge": "problems_with",
 }
 
 
@@ -161,7 +162,9 @@ class Engine(Solver):
         for site in report.chains.values():
             site.declared = residual
             site.requires_residual = chains is not None or len(report.chains) == 1
-        report = self.judge(model, report)
+        problems = [problem for site in report.chains.values() for problem in self.problems_with(site)]
+        notes = [note for site in report.chains.values() for note in self.notes_about(site)]
+        report = replace(report, problems=[*report.problems, *problems], notes=[*report.notes, *notes])
         if not report.ok and not report.chains:
             return replace(report, notes=[*report.notes, *alternatives(model, chains, self.kinds)])
         if batch is None or not report.ok or not report.chains:
@@ -177,22 +180,17 @@ class Engine(Solver):
         """
         return validate(model, chains, self.kinds)
 
-    def judge(self, model: nn.Module, report: Report) -> Report:
-        """Return ``report`` with the problems and notes that are specific to this engine.
+    def problems_with(self, site: Site) -> Iterator[str]:
+        """Yield why the engine cannot be attached to a chain, besides what prevents attaching any engine."""
+        if self.needs_residual and not site.has_residual:
+            yield (
+                f"{site.path!r} has no gate that carries its state from step to step, which {type(self).__name__} "
+                "needs. Use the engine 'fixed_point', 'truncated' or 'dsf', or leave the chain out: chains=[...]."
+            )
 
-        Args:
-            model: as in :meth:`validate`.
-            report: what :meth:`find` returned.
-        """
-        if not self.needs_residual:
-            return report
-        problems = [
-            f"{path!r} has no gate that carries its state from step to step, which {type(self).__name__} needs. "
-            "Use the engine 'fixed_point', 'truncated' or 'dsf', or leave the chain out: chains=[...]."
-            for path, site in report.chains.items()
-            if not site.has_residual
-        ]
-        return Report(report.chains, [*report.problems, *problems])
+    def notes_about(self, site: Site) -> Iterator[str]:
+        """Yield remarks about a chain for the report: by default none."""
+        return iter(())
 
     def install(self, site: Site, attachment: Attachment) -> Sequence[Removable]:
         """Put the engine on one chain; return the hooks and other parts, to be removed by ``detach()``.

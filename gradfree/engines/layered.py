@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from gradfree.chains.chain import Chain, ChainGradients
-from gradfree.chains.report import Report
 from gradfree.chains.site import Site
 from gradfree.engines.engine import Engine
 from gradfree.errors import WEIGHT_WITH_STATE
@@ -36,18 +36,12 @@ class LayerEngine(Engine):
         """Whether the engine runs layers with weights once more in the backward pass."""
         return self.streams
 
-    def judge(self, model: nn.Module, report: Report) -> Report:
-        """Return ``report`` with a problem for each layer with state, if the engine runs layers twice."""
-        report = super().judge(model, report)
-        if not self.runs_again:
-            return report
-        problems = [
-            WEIGHT_WITH_STATE.message(path=path, engine=type(self).__name__)
-            for site in report.chains.values()
-            for path, layer in site.blocks.items()
-            if keeps_state(layer)
-        ]
-        return replace(report, problems=[*report.problems, *problems])
+    def problems_with(self, site: Site) -> Iterator[str]:
+        """Yield a problem for each layer with state, if the engine runs layers twice."""
+        yield from super().problems_with(site)
+        for path, layer in site.blocks.items():
+            if self.runs_again and keeps_state(layer):
+                yield WEIGHT_WITH_STATE.message(path=path, engine=type(self).__name__)
 
     def gradients(self, chain: Chain, direct: Any) -> ChainGradients:
         """Return the gradients for the error at the chain's end; computes without autocast.

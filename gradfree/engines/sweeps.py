@@ -9,12 +9,11 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
-from torch import nn
 
 from gradfree.algebra.cotangents import damped, relative_change
 from gradfree.chains.chain import Chain, ChainGradients
 from gradfree.chains.neighbors import Neighbors
-from gradfree.chains.report import Report
+from gradfree.chains.site import Site
 from gradfree.engines.engine import Engine
 from gradfree.engines.options import check_count, check_positive, whole_number
 from gradfree.engines.rank_segment import RankSegment
@@ -152,16 +151,14 @@ class IteratedEngine(SweepEngine):
             name = type(self).__name__
             raise ValueError(f"{name}: iterations={self.iterations} and tolerance={self.tolerance}; give one of them.")
 
-    def judge(self, model: nn.Module, report: Report) -> Report:
-        """Return ``report`` with a problem for each chain in time, if ``segments`` is given."""
-        report = super().judge(model, report)
-        problems = [
-            f"{path!r} is a chain in time: segments are for chains in depth. Use the engine 'shooting', which has "
-            "segments for recurrent layers, or leave the chain out: chains=[...]."
-            for path, site in report.chains.items()
-            if self.segments is not None and site.dimension == "time"
-        ]
-        return replace(report, problems=[*report.problems, *problems])
+    def problems_with(self, site: Site) -> Iterator[str]:
+        """Yield a problem for a chain in time, if ``segments`` is given."""
+        yield from super().problems_with(site)
+        if self.segments is not None and site.dimension == "time":
+            yield (
+                f"{site.path!r} is a chain in time: segments are for chains in depth. Use the engine 'shooting', which "
+                "has segments for recurrent layers, or leave the chain out: chains=[...]."
+            )
 
     def problems_on_ranks(self, count: int) -> Iterator[str]:
         """Yield a problem for each option that does not work with ``count`` ranks, each of which is a segment."""

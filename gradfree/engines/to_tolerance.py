@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import nn
 
-from gradfree.chains.report import Report
 from gradfree.chains.site import Site
 from gradfree.convergence.outcome import finest_tolerance, tolerance_for
 from gradfree.engines.engine import Engine
@@ -63,16 +61,13 @@ class ToleranceEngine(Engine):
         """Return the tolerance."""
         return tolerance_for(self.tolerance, dtype)
 
-    def judge(self, model: nn.Module, report: Report) -> Report:
-        """Return ``report`` with a problem for each chain that is too imprecise for the tolerance."""
-        found = super().judge(model, report)
-        problems = list(found.problems)
-        for path, site in report.chains.items():
-            dtypes = {p.dtype for block in site.blocks.values() for p in block.parameters() if p.is_floating_point()}
-            coarse = max(dtypes, key=finest_tolerance, default=torch.float64)
-            if self.tolerance is not None and self.tolerance < finest_tolerance(coarse):
-                problems.append(
-                    f"{path!r} has weights of {coarse}, whose finest tolerance is {finest_tolerance(coarse):.0e}, not "
-                    f"{self.tolerance:.0e}. Leave tolerance out, or make it larger."
-                )
-        return Report(found.chains, problems, found.notes)
+    def problems_with(self, site: Site) -> Iterator[str]:
+        """Yield a problem if the weights are too imprecise for the tolerance."""
+        yield from super().problems_with(site)
+        dtypes = {p.dtype for block in site.blocks.values() for p in block.parameters() if p.is_floating_point()}
+        coarse = max(dtypes, key=finest_tolerance, default=torch.float64)
+        if self.tolerance is not None and self.tolerance < finest_tolerance(coarse):
+            yield (
+                f"{site.path!r} has weights of {coarse}, whose finest tolerance is {finest_tolerance(coarse):.0e}, not "
+                f"{self.tolerance:.0e}. Leave tolerance out, or make it larger."
+            )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -12,6 +12,7 @@ from gradfree.chains.chain import Chain, ChainGradients
 from gradfree.chains.report import Report
 from gradfree.chains.site import Site
 from gradfree.depth.depth_chain import DepthChain
+from gradfree.engines.discovery import Chains
 from gradfree.engines.engine import Engine
 from gradfree.ranks.messages import Messages
 from gradfree.ranks.rank_pass import RankPass
@@ -43,12 +44,16 @@ class OnRank(Engine):
         """Whether the engine asks for a chain's residual path."""
         return self.engine.needs_residual
 
-    def judge(self, model: nn.Module, report: Report) -> Report:
-        """Return the engine's report, with the rank's chain under its name."""
-        report = self.engine.judge(model, report)
+    def find(self, model: nn.Module, chains: Chains | None) -> Report:
+        """Return the rank's chain, under its name."""
+        report = super().find(model, chains)
         (site,) = report.chains.values()
         site.path = self.name
         return replace(report, chains={self.name: site})
+
+    def problems_with(self, site: Site) -> Iterator[str]:
+        """Yield the engine's problems with the chain."""
+        return self.engine.problems_with(site)
 
     def gradients(self, chain: Chain, direct: Any) -> ChainGradients:
         """Return the gradients of this rank's links."""
