@@ -7,15 +7,17 @@ import weakref
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import torch
 from torch import nn
 
 from gradfree.chains.handle import Handle
-from gradfree.choosing.turns import Turns
+from gradfree.devices.hardware import mark, seconds
 from gradfree.torchside.optimizer_steps import AfterStep, StepCounter
 
 KEY = "auto: choice"
 """The key of the choice and its times in checkpoints."""
+
+_WARM_UP, _TIMED = 1, 8
+"""Steps of a turn."""
 
 _log = logging.getLogger("gradfree")
 
@@ -40,10 +42,12 @@ class SwitchingHandle(Handle):
         super().__init__()
         self._attach, self._all_blocks = candidates, blocks
         self.candidates = list(candidates)
-        self._turns = Turns(len(candidates)) if len(candidates) > 1 else None
         self._current = self.candidates[0]
-        self.chosen = None if self._turns else self._current
+        self.chosen = None if len(candidates) > 1 else self._current
         self.times: dict[str, float] = {}
+        self._count = 0
+        self._start: Any = None
+        self._marks: dict[str, list[tuple[Any, Any]]] = {name: [] for name in candidates}
         self.take_over(candidates[self._current]())
         self._steps: StepCounter | None = StepCounter(blocks, _step_callback(weakref.ref(self)), first_only=True)
 
@@ -67,14 +71,15 @@ class SwitchingHandle(Handle):
         """Detach the current candidate and end the turns."""
         if self._steps is not None:
             self._steps.remove()
-        self._steps = self._turns = None
+        self._steps = None
         super().detach()
 
     def state_dict(self) -> dict[str, dict[str, Any]]:
         """Return the choice and the state of the chosen engine; empty while the candidates take turns."""
-        if self.chosen is None or not self.times:
-            return {} if self._turns else super().state_dict()
-        return super().state_dict() | {KEY: {"way": self.chosen, "times": dict(self.times)}}
+        if self.chosen is None:
+            return {}
+        choice = {KEY: {"way": self.chosen, "times": dict(self.times)}} if self.times else {}
+        return super().state_dict() | choice
 
     def load_state_dict(self, state: Mapping[str, Mapping[str, Any]]) -> None:
         """Load what :meth:`state_dict` returned; a loaded choice ends the turns, if it is among the candidates."""
@@ -87,33 +92,40 @@ class SwitchingHandle(Handle):
 
     def step_ended(self) -> None:
         """End the timing of a step, after an optimizer step, and switch to the candidate whose turn is next."""
-        if self._turns is None:
+        if self.chosen is not None:
             return
-        device = self._device
-        self._turns.end(device)
-        if self._turns.current is None:
-            times = dict(zip(self.candidates, self._turns.times(), strict=True))
-            fastest = min(times, key=times.__getitem__)
-            self._settle(fastest, times)
-            steps = ", ".join(f"{name} {1e3 * time:.3g} ms" for name, time in times.items())
-            _log.info("auto takes %s; a step: %s", fastest, steps)
+        device = next(p.device for block in self._all_blocks.values() for p in block.parameters())
+        end = mark(device)
+        if self._count % (_WARM_UP + _TIMED) >= _WARM_UP:
+            self._marks[self._current].append((self._start, end))
+        self._count += 1
+        turn = self._count // (_WARM_UP + _TIMED)
+        if turn < len(self.candidates):
+            self._switch(self.candidates[turn])
+            self._start = mark(device)
             return
-        self._switch(self.candidates[self._turns.current])
-        self._turns.begin(device)
+        times = self.measured()
+        fastest = min(times, key=times.__getitem__)
+        self._settle(fastest, times)
+        steps = ", ".join(f"{name} {1e3 * time:.3g} ms" for name, time in times.items())
+        _log.info("auto takes %s; a step: %s", fastest, steps)
+
+    def measured(self) -> dict[str, float]:
+        """Return the lower quartile of each candidate's step times in seconds; waits for the device.
+
+        The lower quartile, since other work on the machine only makes steps longer.
+        """
+        return {name: sorted(seconds(*pair) for pair in pairs)[len(pairs) // 4] for name, pairs in self._marks.items()}
 
     def _settle(self, name: str, times: Mapping[str, float]) -> None:
         self._switch(name)
-        self._turns, self.chosen, self.times = None, name, dict(times)
+        self.chosen, self.times = name, dict(times)
 
     def _switch(self, name: str) -> None:
         if name != self._current:
             super().detach()
             self._current = name
             self.take_over(self._attach[name]())
-
-    @property
-    def _device(self) -> torch.device:
-        return next(p.device for block in self._all_blocks.values() for p in block.parameters())
 
 
 def _step_callback(handle: weakref.ref[SwitchingHandle]) -> AfterStep:

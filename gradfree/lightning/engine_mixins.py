@@ -1,4 +1,4 @@
-"""Mixins that add an engine to a strategy class of Lightning's Trainer.
+"""Strategies of Lightning's Trainer with an engine: mixins for its strategy classes, and their names.
 
 The engine is attached before the strategy wraps the model (in DDP, for example), and is saved in its checkpoints.
 """
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from gradfree.chains.handle import Handle
 from gradfree.engines.discovery import Chains
 from gradfree.engines.engine import Engine
-from gradfree.registry import engine_class, resolve_engine
+from gradfree.registry import engine_class, list_engines, resolve_engine
 
 if TYPE_CHECKING:
     import torch
@@ -203,3 +203,26 @@ def _accelerators(base: type) -> type[Any]:
 def _restore(base: type) -> Any:
     kind = with_engine(base)
     return object.__new__(kind)
+
+
+def register_engines() -> None:
+    """Register every engine as a strategy ``<name>`` and ``<name>_ddp``; existing names are kept.
+
+    ``auto`` becomes ``auto_engine``, because it has a meaning in Lightning.
+    """
+    # Lightning is installed under one or both of these names, with separate registries.
+    for namespace in ("lightning.pytorch", "pytorch_lightning"):
+        if find_spec(namespace.partition(".")[0]) is not None:
+            _register(import_module(f"{namespace}.strategies"))
+
+
+def _register(strategies: Any) -> None:
+    for name in list_engines():
+        for suffix, base, where in (
+            ("", strategies.SingleDeviceStrategy, "one device"),
+            ("_ddp", strategies.DDPStrategy, "several devices, DDP"),
+        ):
+            strategy = f"auto_engine{suffix}" if name == "auto" else name + suffix
+            if strategy not in strategies.StrategyRegistry:
+                description = f"gradfree's engine {name}, {where}"
+                strategies.StrategyRegistry.register(strategy, with_engine(base), description, engine=name)

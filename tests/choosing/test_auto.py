@@ -12,7 +12,9 @@ from oracles import assert_unchanged, snapshot
 from torch import nn
 
 import gradfree
-from gradfree.choosing.turns import Turns
+from gradfree.chains.handle import Handle
+from gradfree.choosing import switching
+from gradfree.choosing.switching import SwitchingHandle
 
 WAYS = ["Backprop()", "Backprop(plain=True)", "Newton()", "Shooting()"]
 ENGINES = ["Backprop", None, "Newton", "Shooting"]
@@ -61,7 +63,8 @@ def fastest(monkeypatch):
     """Let one candidate have the shortest times."""
 
     def be(number):
-        monkeypatch.setattr(Turns, "times", lambda self: [1.0 + (way != number) for way in range(len(self._times))])
+        times = {way: 1.0 + (n != number) for n, way in enumerate(WAYS)}
+        monkeypatch.setattr(SwitchingHandle, "measured", lambda self: times)
 
     return be
 
@@ -84,6 +87,17 @@ def test_every_step_has_exact_gradients_and_the_fastest_engine_stays(fastest, nu
     (line,) = caplog.messages
     assert line.startswith(f"auto takes {WAYS[number]}; a step: Backprop() ")
     torch.testing.assert_close([*model.parameters()], [*plain.parameters()], rtol=1e-9, atol=1e-9)
+
+
+def test_slow_outliers_and_the_first_step_of_a_turn_do_not_change_the_times(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(switching, "mark", lambda device: now[0])
+    handle = SwitchingHandle({"one": Handle, "two": Handle}, {"": nn.Linear(1, 1)})
+    for n in range(18):
+        now[0] += 100.0 if n % 9 == 0 else 1.0 + n // 9 + 50.0 * (n % 4 == 1)
+        handle.step_ended()
+    assert handle.times == {"one": 1.0, "two": 2.0}
+    assert handle.chosen == "one"
 
 
 def test_only_the_first_of_the_models_own_optimizers_counts():
