@@ -1,12 +1,14 @@
-"""Memory that a function allocates: on a CPU, from torch's profiler."""
+"""Memory that a function allocates, on a CPU from torch's profiler, and that a process takes from the system."""
 
 from __future__ import annotations
 
 import gc
 import os
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import accumulate
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -46,6 +48,16 @@ def peak_memory(work: Callable[[], object], device: torch.device | str) -> int:
     gc.collect()
     peak = peak_bytes(work, torch.device(device))
     return max(accumulate(allocations(work), initial=0)) if peak is None else peak
+
+
+def process_peak() -> int | None:
+    """Return the most bytes of memory that this process has held so far; ``None`` where the system does not tell.
+
+    Not ``ru_maxrss``, which a process inherits from the one that starts it.
+    """
+    status = Path("/proc/self/status")
+    found = re.search(r"^VmHWM:\s+(\d+) kB$", status.read_text(), re.MULTILINE) if status.exists() else None
+    return int(found[1]) * 1024 if found else None
 
 
 @contextmanager

@@ -18,7 +18,7 @@ from gradfree import create_model
 from gradfree.benchmarks.records.case import Row
 from gradfree.benchmarks.tables.chart import Axis
 from gradfree.benchmarks.tables.column import Figure, column
-from gradfree.benchmarks.timing.side_by_side import MEMORY, RATIO, STEP, Trainee, mean_seconds
+from gradfree.benchmarks.timing.side_by_side import MEMORY, PROCESS, RATIO, STEP, Trainee, mean_seconds
 from gradfree.benchmarks.timing.timed import Timing, timed
 
 _CLASSES = 10
@@ -124,7 +124,11 @@ class _Steps:
     legend="One step with SGD by number of hidden layers, in processor time. MiB: peak memory of the step, with "
     "gradients, without weights. Checkpoints: torch.utils.checkpoint, not reentrant, of each layer with its activation "
     "function, or of √L segments of such blocks, the last of which is stored.",
-    columns=[column("layers: step (×)", STEP, unit=RATIO), column("layers: MiB", MEMORY, "{value:.1f}", "MiB")],
+    columns=[
+        column("layers: step (×)", STEP, unit=RATIO),
+        column("layers: MiB", MEMORY, "{value:.1f}", "MiB"),
+        column("layers: process MiB", PROCESS, "{value:.0f}"),
+    ],
     across="at",
     place=lambda network: {"setting": str(network), "at": float(network.depth)},
     against=(Figure(MEMORY, unit="MiB"), Axis("peak memory of a step (MiB)", "log")),

@@ -26,7 +26,7 @@ _WARM_UP = 3
 T = TypeVar("T")
 Errors = Mapping[str, TracebackException]
 """Errors of the steps that fail, by label."""
-STEP, MEMORY, PASSES = "step time", "peak memory", "time of forward and backward"
+STEP, MEMORY, PROCESS, PASSES = "step time", "peak memory", "process peak", "time of forward and backward"
 MIB = 2**20
 RATIO = "×"
 """Placeholder unit of a declared column: replaced by :func:`times` of the baseline."""
@@ -128,6 +128,17 @@ def cost_facts(
     if "peak_memory" in cost:
         yield fact(MEMORY, "MiB", cost["peak_memory"] / MIB, **who)
         yield fact(MEMORY, times(baseline["label"]), cost["peak_memory"] / baseline["peak_memory"], **who)
+    if "process_peak" in cost:
+        yield fact(PROCESS, "MiB", cost["process_peak"] / MIB, **who)
+
+
+def legend_of_process(facts: pl.DataFrame) -> str:
+    """Return what the process peaks among the facts are; empty if there are none."""
+    if PROCESS not in facts["metric"]:
+        return ""
+    return (
+        " Process peak, in MiB: the most memory of a new process that builds the row and runs two steps, with imports."
+    )
 
 
 def times(baseline: str) -> str:

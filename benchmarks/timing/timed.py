@@ -7,7 +7,7 @@ failures, verdicts and charts are the same for all experiments.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from statistics import fmean
@@ -19,6 +19,7 @@ from torch.utils.benchmark import set_torch_threads
 
 from gradfree.benchmarks.records.case import Case, Row, recorded
 from gradfree.benchmarks.records.records import Record, error_of
+from gradfree.benchmarks.running.workers import Workers
 from gradfree.benchmarks.tables import verdict
 from gradfree.benchmarks.tables.chart import Axis, Chart, bars, points
 from gradfree.benchmarks.tables.column import Cell, Column, Figure, column
@@ -26,10 +27,11 @@ from gradfree.benchmarks.tables.experiment import Experiment, records_of_case
 from gradfree.benchmarks.tables.facts import Estimate, Fact, estimate_of, fact, select, table
 from gradfree.benchmarks.tables.frames import pl
 from gradfree.benchmarks.tables.section import ENGINE, Section
-from gradfree.benchmarks.timing.allocations import peak_memory
+from gradfree.benchmarks.timing.allocations import peak_memory, process_peak
 from gradfree.benchmarks.timing.side_by_side import (
     ERROR,
     MEMORY,
+    PROCESS,
     RATIO,
     STEP,
     Errors,
@@ -38,6 +40,7 @@ from gradfree.benchmarks.timing.side_by_side import (
     cost_facts,
     failures,
     interleaved,
+    legend_of_process,
     mean_seconds,
     statistics,
     times,
@@ -154,6 +157,22 @@ class Timing(Case):
 
     def run(self) -> dict[str, Any]:
         """Return for each row its times in seconds, ratios to the baseline and other costs, or its error."""
+        rows = self._timed_rows()
+        # Only now: nothing may run beside the timing, and its tensors are released.
+        if self.timed.with_memory and torch.device(self.device).type == "cpu" and process_peak():
+            rows = [{**row, **self._process_peak(row["label"])} if "time" in row else row for row in rows]
+        return {"rows": rows}
+
+    def _process_peak(self, label: str) -> dict[str, Any]:
+        """Return the peak memory of a new process that runs a step; nothing if the process fails."""
+        # The times must not be lost with it.
+        with suppress(Exception):
+            (record,) = Workers(1).run([StepProcess(**vars(self), label=label)])
+            return record["results"]
+        return {}
+
+    def _timed_rows(self) -> list[dict[str, Any]]:
+        """Return the results of each row that one process can measure."""
         with set_torch_threads(self.threads or torch.get_num_threads()):
             steps, errors = self._started()
             turns = interleaved([partial(self._turn, *started) for started in steps.values()], self.timed.rounds)
@@ -164,7 +183,7 @@ class Timing(Case):
             for label, own in taken.items()
         }
         found |= {label: {"label": label, "error": "".join(error.format()).strip()} for label, error in errors.items()}
-        return {"rows": [found[label] for label in self.timed.steps(self)]}
+        return [found[label] for label in self.timed.steps(self)]
 
     def _turn(self, step: Callable[[], Any], self_timed: bool) -> float:
         """Run a step ``runs`` times; return the mean seconds."""
@@ -191,6 +210,21 @@ class Timing(Case):
                 self._turn(step, self_timed)
                 steps[label] = build() if self.timed.rebuild else step, self_timed
         return steps, errors
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepProcess(Timing):
+    """The case that runs one row's step in a process of its own, and results in that process's peak memory."""
+
+    label: str
+
+    def run(self) -> dict[str, Any]:
+        """Build the step, and run it twice: the first call may allocate what later ones find."""
+        with set_torch_threads(self.threads or torch.get_num_threads()):
+            step = self.timed.steps(self)[self.label]()
+            step()
+            step()
+        return {"process_peak": process_peak()}
 
 
 @dataclass(frozen=True)
@@ -269,7 +303,7 @@ class Timings(Experiment):
             names=self.timed.names,
             columns=list(self._columns(facts, baseline)),
             legend=f"{self.timed.legend} Medians of {self.timed.rounds} interleaved rounds; ×: as a multiple of "
-            f"{baseline}'s in the same round.".strip(),
+            f"{baseline}'s in the same round.{legend_of_process(facts)}".strip(),
             remarks=[*([verdict.steadiness(spreads)] if spreads else []), *failures(facts)],
             charts=list(self._charts(facts, baseline, "setting" if several else "row")),
         )
@@ -284,17 +318,20 @@ class Timings(Experiment):
     def _columns(self, facts: pl.DataFrame, baseline: str) -> Iterator[Column]:
         """Yield the declared or default columns, once for each value of :attr:`Timed.across`."""
         ratio, memory = Figure(self.timed.metric, unit=RATIO), Figure(MEMORY, "{value:.1f}", RATIO)
+        time, process = Figure(self.timed.metric, "{value:.1f}", "s", 1e3), Figure(PROCESS, "{value:.0f} MiB")
         usual = [
-            column("time (ms)", self.timed.metric, "{value:.1f}", "s", factor=1e3),
+            Column("time (ms)", (time,)),
             Column("time (×)", (ratio,)),
             Column("quartiles", (replace(ratio, template="{low:.2f}–{high:.2f}"),)),
-            *([Column("peak memory (×)", (memory,))] if self.timed.with_memory else []),
+            Column("peak memory (×)", (memory,)),
+            column("process peak (MiB)", PROCESS, "{value:.0f}"),
         ]
         if self.timed.across == "row":
-            where = {"row": baseline}
-            yield column(f"{baseline} (ms)", self.timed.metric, "{value:.1f}", "s", factor=1e3, **where)
-            usual = [Column("", (ratio, memory) if self.timed.with_memory else (ratio,))]
-        declared = [_with_unit(one, times(baseline)) for one in self.timed.columns or usual]
+            yield Column(f"{baseline} (ms)", (time, process), {"row": baseline})
+            usual = [Column("", (ratio, memory, process))]
+        # Many records have no memory or no process peak.
+        shown = [one for one in self.timed.columns or usual if one.figures[0].metric in facts["metric"]]
+        declared = [_with_unit(one, times(baseline)) for one in shown]
         if not self.timed.across:
             yield from declared
             return

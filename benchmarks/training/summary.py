@@ -14,7 +14,7 @@ from gradfree.benchmarks.tables.facts import Estimate, difference_to, estimates,
 from gradfree.benchmarks.tables.frames import pl
 from gradfree.benchmarks.tables.section import Section
 from gradfree.benchmarks.tasks.task import Task
-from gradfree.benchmarks.timing.side_by_side import MEMORY, STEP, times
+from gradfree.benchmarks.timing.side_by_side import MEMORY, PROCESS, STEP, legend_of_process, times
 from gradfree.benchmarks.training.alignment import DELTA, LEGEND, RATIO, aligned_charts
 from gradfree.benchmarks.training.outcomes import COSINE, FAILED, FRONT, LOSS, RATE, score_metric, setup_words
 
@@ -129,7 +129,7 @@ class Summary:
         )
         if self.grid:
             legend += f" Rate: the learning rate of {self._rates} with the best validation score, with another seed."
-        return legend + (LEGEND if DELTA in self.facts["metric"] else "")
+        return legend + legend_of_process(self.facts) + (LEGEND if DELTA in self.facts["metric"] else "")
 
     @property
     def _columns(self) -> list[Column]:
@@ -140,6 +140,7 @@ class Summary:
             column("quartiles", STEP, "{low:.2f}–{high:.2f}", unit=ratio),
             column("peak memory (MiB)", MEMORY, "{value:.1f}", unit="MiB"),
             column("peak memory (×)", MEMORY, unit=ratio),
+            *([column("process peak (MiB)", PROCESS, "{value:.0f}")] if PROCESS in self.facts["metric"] else []),
             column("cosine", COSINE, "{value:.3f}"),
         ]
         if DELTA in self.facts["metric"]:
