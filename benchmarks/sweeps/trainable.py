@@ -18,12 +18,10 @@ def check_trainable(task: Task) -> Task:
     Raises:
         UsageError: the model or the loss fails, the loss is not a scalar, or a batch exceeds the training set.
     """
-    # With a model of the user, the task's name begins with the model's.
-    what = task.name if task.name.startswith(task.model) else f"{task.name}: {task.model}"
     train = task.on("cpu", task.data().train)
     count = len(train.inputs)
     if task.batch_size > count:
-        raise UsageError(f"{what}: a batch of {task.batch_size} is more than the {count} training examples.")
+        raise UsageError(f"{task.title}: a batch of {task.batch_size} is more than the {count} training examples.")
     outputs: Any = torch.empty(0)
     try:
         model = task.create_model(0)
@@ -36,7 +34,9 @@ def check_trainable(task: Task) -> Task:
         cause = str(error) if isinstance(error, (TypeError, ValueError, RuntimeError)) else repr(error)
         if not isinstance(outputs, Tensor):
             cause = f"the model returns {one(type(outputs).__name__)}, not a tensor, and the loss fails with {error!r}"
-        raise UsageError(f"{what} cannot be trained on these data: {cause}") from error
+        raise UsageError(f"{task.title} cannot be trained on these data: {cause}") from error
     if loss.numel() != 1:
-        raise UsageError(f"{what} cannot be trained: its loss is not a scalar, but has shape {tuple(loss.shape)}.")
+        raise UsageError(
+            f"{task.title} cannot be trained: its loss is not a scalar, but has shape {tuple(loss.shape)}."
+        )
     return task

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from gradfree.benchmarks.tables.column import Figure
@@ -13,6 +13,8 @@ from gradfree.benchmarks.tasks.task import Score
 _SWAPPED = {"x": "y", "y": "x", "x_low": "y_low", "y_low": "x_low", "x_high": "y_high", "y_high": "x_high"}
 _POINT = ("task", "setting", "row")
 """The columns that identify a point."""
+_FAR = 10.0
+"""An axis is logarithmic if the largest value is more than this many times the smallest."""
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,11 @@ def score_axis(split: str, score: Score, kind: str = "linear") -> Axis:
     better = "higher" if score.higher_is_better else "lower"
     bounds = (0.0, 100.0) if score.unit == "%" else None
     return Axis(f"{split} {score.name} ({score.unit}), {better} is better", kind, bounds)
+
+
+def scale_of(values: Sequence[float]) -> str:
+    """Return the kind of an axis: "log" for positive values that are far apart, else "linear"."""
+    return "log" if values and 0.0 < _FAR * min(values) < max(values) else "linear"
 
 
 @dataclass(frozen=True)

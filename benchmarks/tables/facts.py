@@ -110,20 +110,6 @@ class Estimate:
         return max(self.high - self.value, self.value - self.low) / self.value
 
 
-def pareto_front(costs: Mapping[str, Estimate], is_better: Callable[[str, str], bool]) -> list[str]:
-    """Return the rows that are better than every cheaper row of the front, cheapest first.
-
-    Args:
-        costs: the cost of each row.
-        is_better: returns whether the first of two rows is significantly better than the second.
-    """
-    front: list[str] = []
-    for row in sorted(costs, key=lambda row: costs[row].value):
-        if all(is_better(row, other) for other in front):
-            front.append(row)
-    return front
-
-
 def fact(metric: str, unit: str, estimate: Estimate | float = nan, **context: Any) -> Fact:
     """Return the fact that ``metric`` is ``estimate``; without ``n``, the interval is a median's quartiles."""
     if not isinstance(estimate, Estimate):
@@ -175,6 +161,11 @@ def estimates(facts: pl.DataFrame, by: str = "row", **where: Any) -> dict[Any, E
 def run_fact(metric: str, unit: str, value: float, seed: int, **context: Any) -> Fact:
     """Return the fact that a single run's result is ``value``; NaN if it diverged."""
     return fact(metric, unit, Estimate(value, n=1), seed=seed, **context)
+
+
+def with_means(single: pl.DataFrame, metric: str, references: Mapping[str, str]) -> pl.DataFrame:
+    """Return the facts of single runs with their means, and with the :func:`differences` in ``metric``."""
+    return pl.concat([single, means(single), differences(single, metric, references)])
 
 
 def means(found: pl.DataFrame) -> pl.DataFrame:

@@ -117,6 +117,11 @@ class Task:
         return self.name
 
     @property
+    def title(self) -> str:
+        """The task's name and the model's; for a model of the user, the first begins with the second."""
+        return self.name if self.name.startswith(self.model) else f"{self.name}: {self.model}"
+
+    @property
     def architecture(self) -> str:
         """The model with its options."""
         return f"{self.model}({', '.join(f'{name}={value}' for name, value in self.options.items())})"

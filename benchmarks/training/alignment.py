@@ -19,7 +19,6 @@ DELTA, RATIO = "cosine of δ with backpropagation's", "norm of δ by backpropaga
 _FEEDBACK = "cosine of feedback weights with the layers' own"
 _METRICS = {"states": DELTA, "feedback": _FEEDBACK}
 """The metrics by their keys in records."""
-_BY_DEPTH, _BY_STEP = "{}, by depth", "{}, by step"
 LEGEND = (
     " δ: cotangents after blocks or layers, compared with backpropagation's at the same weights; means over the "
     "training and over all blocks except the last, whose cotangent is exact."
@@ -57,21 +56,18 @@ def aligned_facts(runs: Sequence[Record], /, **who: Any) -> Iterator[Fact]:
     """
     probes = [probe for run in runs if not error_of(run) for probe in run["results"]["fidelity"]]
     for key, metric in _METRICS.items():
-        cosines: defaultdict[tuple[int, float], list[float]] = defaultdict(list)
-        for probe in probes:
-            for depth, cosine, *_ in _inexact(probe, key):
-                cosines[probe["step"], depth].append(cosine)
-        if not cosines:
+        entries = [(probe["step"], *entry[:2]) for probe in probes for entry in _inexact(probe, key)]
+        if not entries:
             continue
-        yield fact(metric, "1", fmean(c for found in cosines.values() for c in found), **who)
-        last = max(step for step, _ in cosines)
-        for (step, depth), found in cosines.items():
-            if step == last:
-                where = {"setting": f"depth {depth:g}", "at": depth}
-                yield fact(_BY_DEPTH.format(metric), "1", fmean(found), **who, **where)
-        for step in dict.fromkeys(step for step, _ in cosines):
-            seen = [c for (at, _), found in cosines.items() if at == step for c in found]
-            yield fact(_BY_STEP.format(metric), "1", fmean(seen), **who, setting=f"step {step}", at=float(step))
+        yield fact(metric, "1", fmean(cosine for *_, cosine in entries), **who)
+        last = max(step for step, *_ in entries)
+        at_last = [("depth", depth, cosine) for step, depth, cosine in entries if step == last]
+        groups: defaultdict[tuple[str, float], list[float]] = defaultdict(list)
+        for name, at, cosine in (*at_last, *(("step", step, cosine) for step, _, cosine in entries)):
+            groups[name, at].append(cosine)
+        for (name, at), found in groups.items():
+            where = {"setting": f"{name} {at:g}", "at": float(at)}
+            yield fact(f"{metric}, by {name}", "1", fmean(found), **who, **where)
     if ratios := [state[2] for probe in probes for state in _inexact(probe, "states")]:
         yield fact(RATIO, "1", fmean(ratios), **who)
 
@@ -85,10 +81,10 @@ def _inexact(probe: Mapping[str, Any], key: str) -> Sequence[Any]:
 def aligned_charts(facts: pl.DataFrame, where: str) -> Iterator[Chart]:
     """Yield charts of the alignment by depth and by step, if there are facts."""
     for metric, what in ((DELTA, "alignment"), (_FEEDBACK, "feedback weights")):
-        for form, how, x in (
-            (_BY_DEPTH, "by depth, behind the training", Axis("depth (share of the layers with weights)")),
-            (_BY_STEP, "over the training", Axis("step (number)", "whole")),
+        for name, how, x in (
+            ("depth", "by depth, behind the training", Axis("depth (share of the layers with weights)")),
+            ("step", "over the training", Axis("step (number)", "whole")),
         ):
-            if (found := points(facts, "at", Figure(form.format(metric)), "row")).height:
+            if (found := points(facts, "at", Figure(f"{metric}, by {name}"), "row")).height:
                 cosine = Axis(metric, bounds=(-1.0, 1.0))
                 yield Chart(f"{where}: {what} {how}", found, x, cosine, lines=True, rules={"0": 0.0})

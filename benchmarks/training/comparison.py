@@ -14,7 +14,7 @@ from gradfree.benchmarks.data.stored import Stored
 from gradfree.benchmarks.records.case import Case, Row
 from gradfree.benchmarks.records.records import Record
 from gradfree.benchmarks.tables.experiment import Experiment, records_of_case, successes
-from gradfree.benchmarks.tables.facts import differences, means, table
+from gradfree.benchmarks.tables.facts import table, with_means
 from gradfree.benchmarks.tables.frames import pl
 from gradfree.benchmarks.tables.section import Section
 from gradfree.benchmarks.tasks.task import Task
@@ -23,7 +23,6 @@ from gradfree.benchmarks.timing.timed import Timing, speed
 from gradfree.benchmarks.training.alignment import aligned_facts, alignment
 from gradfree.benchmarks.training.outcomes import (
     defaults,
-    defaults_facts,
     front_facts,
     loss_facts,
     run_facts,
@@ -93,6 +92,11 @@ class Training(Case):
         total = fidelity.total
         return {"cosine": total.cosine, "relative_error": total.relative_error, **alignment(fidelity)}
 
+    @staticmethod
+    def cosine(probe: Mapping[str, Any]) -> float:
+        """Return the cosine that a report shows, given what is recorded of the gradient's fidelity at one step."""
+        return float(probe["cosine"])
+
 
 @dataclass(frozen=True, kw_only=True)
 class Trial(Training):
@@ -132,7 +136,6 @@ class Comparison(Experiment):
     learning_rates: tuple[float, ...] = ()
     rates: Mapping[str, float] = field(default_factory=dict)
     trained: ClassVar[type[Training]] = Training
-    is_timed: ClassVar[bool] = True
 
     def check(self) -> None:
         """Raise a UsageError if an engine is unknown, two rows have one label, or the data are missing."""
@@ -151,8 +154,7 @@ class Comparison(Experiment):
 
     def trials(self, device: str) -> Iterator[Trial]:
         """Yield a run of each row at each learning rate."""
-        for row in self.rows:
-            yield from self._trials(row, device)
+        return (trial for row in self.rows for trial in self._trials(row, device))
 
     def training(self, seed: int, device: str, records: Mapping[str, Record]) -> Iterator[Training | None]:
         """Yield one training run of each row; ``None`` if the learning rate is not chosen yet."""
@@ -161,9 +163,8 @@ class Comparison(Experiment):
             yield self.trained(task=task, row=row, device=device, seed=seed) if task else None
 
     def timing(self, device: str) -> Iterator[Case]:
-        """Yield the case that measures the rows' time and memory, if they are timed."""
-        if self.is_timed:
-            yield Timing(timed=speed, item=self.task, rows=self.rows, device=device, seed=0)
+        """Yield the case that measures the rows' time and memory."""
+        yield Timing(timed=speed, item=self.task, rows=self.rows, device=device, seed=0)
 
     def runs(self, records: Mapping[str, Record], device: str) -> Iterator[tuple[Row, float, list[Record]]]:
         """Yield each row with its learning rate, NaN if not chosen yet, and the records of its runs."""
@@ -185,15 +186,11 @@ class Comparison(Experiment):
         known = list(setup_facts(self.task, rates, trained, **where))
         for (row, rate, runs), cost in zip(found, costs, strict=True):
             who = {**where, **row.fact_columns}
-            known += [
-                *run_facts(self.task, runs, rate, **who),
-                *cost_facts(cost, {**costs[0], "label": baseline}, **who),
-            ]
-            known += [*defaults_facts(row, runs, **who), *loss_facts(runs, **who), *aligned_facts(runs, **who)]
-        single = table(known)
-        name = score_metric(self.task)
+            known += run_facts(self.task, row, runs, rate, self.trained.cosine, **who)
+            known += cost_facts(cost, {**costs[0], "label": baseline}, **who)
+            known += [*loss_facts(runs, **who), *aligned_facts(runs, **who)]
         references = dict.fromkeys((row.name for row in self.rows), baseline)
-        facts = pl.concat([single, means(single), differences(single, name, references)])
+        facts = with_means(table(known), score_metric(self.task), references)
         return pl.concat([facts, front_facts(self.task, facts, baseline)])
 
     def section(self, facts: pl.DataFrame) -> Section:

@@ -15,29 +15,13 @@ from gradfree.benchmarks.tables import verdict
 from gradfree.benchmarks.tables.chart import Axis, Chart, points, score_axis
 from gradfree.benchmarks.tables.column import Column, Figure
 from gradfree.benchmarks.tables.experiment import Experiment
-from gradfree.benchmarks.tables.facts import (
-    Fact,
-    difference_to,
-    differences,
-    estimates,
-    means,
-    select,
-    table,
-)
+from gradfree.benchmarks.tables.facts import Fact, difference_to, estimates, select, table, with_means
 from gradfree.benchmarks.tables.frames import pl
 from gradfree.benchmarks.tables.section import Section
 from gradfree.benchmarks.tasks.task import Task
+from gradfree.benchmarks.training import outcomes
 from gradfree.benchmarks.training.comparison import Comparison, Training
-from gradfree.benchmarks.training.outcomes import (
-    COSINE,
-    FAILED,
-    RATE,
-    defaults_facts,
-    run_facts,
-    score_metric,
-    setup_facts,
-    setup_words,
-)
+from gradfree.benchmarks.training.outcomes import COSINE, FAILED, score_metric
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,12 +35,16 @@ class LayerwiseTraining(Training):
         layers = [round(agreement.cosine, 4) for agreement in fidelity.layers.values()]
         return {**super().fidelity_results(fidelity), "layers": layers}
 
+    @staticmethod
+    def cosine(probe: Mapping[str, Any]) -> float:
+        """Return the mean cosine of the hidden layers' gradients at one step."""
+        return fmean(probe["layers"][:-1])
+
 
 class _Layerwise(Comparison):
-    """A comparison with layerwise results and without timing."""
+    """A comparison with layerwise results."""
 
     trained = LayerwiseTraining
-    is_timed = False
 
 
 @dataclass(frozen=True)
@@ -100,20 +88,16 @@ class DepthSweep(Experiment):
 
     def facts(self, records: Mapping[str, Record], device: str) -> pl.DataFrame:
         """Return scores and cosines of each row at each depth, and its differences to its reference."""
+        where = {"task": self.task.name, "device": device}
         known: list[Fact] = []
         runs: list[Record] = []
         for depth, comparison in self.comparisons.items():
             for row, rate, found in comparison.runs(records, device):
                 runs += found
-                who: dict[str, Any] = {"task": self.task.name, "device": device, "setting": f"{depth} hidden layers"}
-                who |= {"at": float(depth), "row": row.name, "series": row.name}
-                known += [
-                    *run_facts(self.task, found, rate, _hidden_cosine, **who),
-                    *defaults_facts(row, found, **who),
-                ]
-        about = setup_facts(self.task, self.learning_rates, runs, task=self.task.name, device=device)
-        single = table([*about, *known] if runs else [])
-        return pl.concat([single, means(single), differences(single, score_metric(self.task), self.references)])
+                who = {"setting": f"{depth} hidden layers", "at": float(depth), "row": row.name, "series": row.name}
+                known += outcomes.run_facts(self.task, row, found, rate, LayerwiseTraining.cosine, **where, **who)
+        known += outcomes.setup_facts(self.task, self.learning_rates, runs, **where)
+        return with_means(table(known if runs else []), score_metric(self.task), self.references)
 
     @property
     def references(self) -> dict[str, str]:
@@ -122,9 +106,9 @@ class DepthSweep(Experiment):
         That is the baseline or, if there is one, the row of the baseline's engine with the row's options.
         """
         baseline, *others = self.rows
-        return {
-            row.name: next((r.name for r in others if _is_exact(r, baseline, row)), baseline.name) for row in others
-        }
+        exact = {str(row.options): row for row in reversed(others) if row.engine == baseline.engine}
+        found = {row.name: exact.get(str(row.options), baseline) for row in others}
+        return {name: (baseline if exact.name == name else exact).name for name, exact in found.items()}
 
     def section(self, facts: pl.DataFrame) -> Section:
         """Return the section with the table of scores by depth, a verdict on each row, and the chart of scores."""
@@ -139,7 +123,7 @@ class DepthSweep(Experiment):
             title=f"{task.name}: {model} by depth, {task.steps} steps, seeds: {seeds}, device: {device}",
             facts=facts,
             columns=[Column(f"{depth:g}", figures, {"setting": setting}) for depth, setting in depths.items()],
-            setup=setup_words(task, facts),
+            setup=outcomes.setup_words(task, facts),
             legend=(
                 f"Columns: hidden layers. Test {score.name} ({score.unit}) ± 95 % confidence interval of the mean over "
                 f"seeds (Student's t, n = {seeds}); in brackets, the cosine between each hidden layer's gradient and "
@@ -149,7 +133,7 @@ class DepthSweep(Experiment):
                 "another seed."
             ),
             verdicts=[self._verdict(row.name, facts) for row in self.rows],
-            remarks=list(self._remarks(facts)),
+            remarks=list(outcomes.edge_remarks(self.learning_rates, facts)),
             charts=[
                 Chart(
                     f"{where}: {score.name} against depth",
@@ -173,19 +157,8 @@ class DepthSweep(Experiment):
             outcome, figures = verdict.change(difference, score.higher_is_better)
             counts = figures and outcome not in (verdict.SAME, verdict.FEW)
             depths[outcome].append(f"{depth:g} ({figures})" if counts else f"{depth:g}")
-        outcomes = "; ".join(f"{outcome} at {', '.join(at)}" for outcome, at in depths.items())
-        return f"{score.name} beside {reference}: {outcomes or 'not compared'}"
-
-    def _remarks(self, facts: pl.DataFrame) -> Iterator[str]:
-        """Yield the rows whose best learning rate is at the edge of the grid."""
-        edge = [
-            f"{row.name} at {depth:g} ({rate.value:g})"
-            for row in self.rows
-            for depth, rate in estimates(facts, by="at", metric=RATE, row=row.name).items()
-            if rate.value in (self.learning_rates[0], self.learning_rates[-1])
-        ]
-        if edge:
-            yield f"Best learning rate at the edge of the grid, maybe better beyond it: {', '.join(edge)}."
+        words = "; ".join(f"{outcome} at {', '.join(at)}" for outcome, at in depths.items())
+        return f"{score.name} beside {reference}: {words or 'not compared'}"
 
     def _answer(self, facts: pl.DataFrame, setting: str) -> str:
         """Return which row has the best score in the deepest network."""
@@ -198,12 +171,3 @@ class DepthSweep(Experiment):
             f"{self.task.name}: with {setting}, {best} has the best mean test {score.name}, {scores[best].value:.2f} "
             f"{score.unit}; {self._verdict(best, facts)}."
         )
-
-
-def _is_exact(candidate: Row, baseline: Row, row: Row) -> bool:
-    return candidate != row and (candidate.engine, candidate.options) == (baseline.engine, row.options)
-
-
-def _hidden_cosine(probe: Mapping[str, Any]) -> float:
-    """Return the mean cosine of the hidden layers' gradients at one step."""
-    return fmean(probe["layers"][:-1])

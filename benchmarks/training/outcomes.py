@@ -6,7 +6,6 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from math import isfinite, isnan, nan
-from operator import itemgetter
 from statistics import fmean
 from typing import Any
 
@@ -16,14 +15,13 @@ from gradfree import Engine
 from gradfree.benchmarks.data.bundled import Data
 from gradfree.benchmarks.records.case import Row
 from gradfree.benchmarks.records.records import Record, error_of
-from gradfree.benchmarks.tables.facts import Estimate, Fact, estimates, fact, pareto_front, run_fact, select, table
+from gradfree.benchmarks.tables.facts import Estimate, Fact, estimates, fact, run_fact, select, table
 from gradfree.benchmarks.tables.frames import pl
 from gradfree.benchmarks.tasks.task import Task
 from gradfree.benchmarks.timing.side_by_side import STEP, times
 
 FAILED, RATE, COSINE, FRONT = "failed runs", "learning rate", "cosine with the exact gradient", "on the Pareto front"
 LOSS = "training loss"
-_FAILED = "failed"
 _MODEL, _OPTIMIZER, _BATCH, _ONE_RATE = "model", "optimizer", "batch size", "learning rate of all rows"
 _OWN = "engine's defaults"
 _SIZES = {"parameters": "parameters", **{split: f"{split} examples" for split in Data._fields}}
@@ -67,15 +65,6 @@ def setup_facts(task: Task, rates: Sequence[float], runs: Iterable[Record], /, *
             yield fact(metric, "count", counts.pop(), **where)
 
 
-def defaults_facts(row: Row, runs: Iterable[Record], /, **who: Any) -> Iterator[Fact]:
-    """Yield the engine's options that the row does not set: as recorded or, in old records, the current defaults."""
-    recorded = (run["results"]["defaults"] for run in runs if "defaults" in run["results"])
-    options = next(recorded, None)
-    options = defaults(row.create_engine(), row.options) if options is None else options
-    if options:
-        yield fact(_OWN, "", note=f"{row.engine}({options})", **who)
-
-
 def setup_words(task: Task, facts: pl.DataFrame) -> str:
     """Return sentences on the model, the optimizer and the data."""
     known = {row["metric"]: row for row in select(facts, row=None).iter_rows(named=True)}
@@ -91,6 +80,17 @@ def setup_words(task: Task, facts: pl.DataFrame) -> str:
     return f"{words}." + (f" Default options: {'; '.join(own)}." if own else "")
 
 
+def edge_remarks(grid: Sequence[float], facts: pl.DataFrame) -> Iterator[str]:
+    """Yield a sentence on the rows whose best learning rate is at an end of ``grid``, if there are any."""
+    rates = select(facts, metric=RATE).filter(pl.col("value").is_in([*grid[:1], *grid[-1:]]))
+    edge = [
+        row["row"] + ("" if row["at"] is None else f" at {row['at']:g}") + f" ({row['value']:g})"
+        for row in rates.iter_rows(named=True)
+    ]
+    if edge:
+        yield f"Best learning rate at the edge of the grid, maybe better beyond it: {', '.join(edge)}."
+
+
 def score_metric(task: Task, split: str = "test") -> str:
     """Return the name of a score as a metric."""
     return f"{split} {task.score.name}"
@@ -98,19 +98,22 @@ def score_metric(task: Task, split: str = "test") -> str:
 
 def run_facts(
     task: Task,
+    row: Row,
     runs: Sequence[Record],
     learning_rate: float,
-    cosine: Callable[[Mapping[str, Any]], float] = itemgetter("cosine"),
+    cosine: Callable[[Mapping[str, Any]], float],
     /,
     **who: Any,
 ) -> Iterator[Fact]:
-    """Yield the scores and cosines of each run of a row, and how many runs failed."""
-    errors = list(dict.fromkeys(error for run in runs if (error := error_of(run))))
-    failed = sum(bool(error_of(run)) for run in runs)
-    yield fact(FAILED, "1", failed, note="; ".join(errors), **who)
+    """Yield the scores and cosines of each run of a row, how many runs failed, and the engine's default options.
+
+    Old records have no defaults; then those of today are taken.
+    """
+    errors = [error for run in runs if (error := error_of(run))]
+    yield fact(FAILED, "1", len(errors), note="; ".join(dict.fromkeys(errors)), **who)
     yield fact(RATE, "1", learning_rate, **who)
-    if failed and failed == len(runs):
-        yield fact(score_metric(task), task.score.unit, note=_FAILED, **who)
+    if errors and len(errors) == len(runs):
+        yield fact(score_metric(task), task.score.unit, note="failed", **who)
     for run in runs:
         if not error_of(run):
             seed, results = run["seeds"][0], run["results"]
@@ -118,6 +121,9 @@ def run_facts(
                 yield run_fact(score_metric(task, split), task.score.unit, score_in(results, split), seed, **who)
             if probes := results["fidelity"]:
                 yield run_fact(COSINE, "1", fmean(map(cosine, probes)), seed, **who)
+    recorded = [run["results"]["defaults"] for run in runs if "defaults" in run["results"]]
+    if options := (recorded or [defaults(row.create_engine(), row.options)])[0]:
+        yield fact(_OWN, "", note=f"{row.engine}({options})", **who)
 
 
 def loss_facts(runs: Sequence[Record], /, **who: Any) -> Iterator[Fact]:
@@ -129,18 +135,24 @@ def loss_facts(runs: Sequence[Record], /, **who: Any) -> Iterator[Fact]:
 
 
 def front_facts(task: Task, facts: pl.DataFrame, baseline: str) -> pl.DataFrame:
-    """Return for each row whether it is on the Pareto front of step time and score, by differences seed by seed."""
+    """Return for each row whether it is on the Pareto front of step time and score, by differences seed by seed.
+
+    A row is on the front if it is better than every faster row of the front.
+    """
     goodness: defaultdict[str, dict[int, float]] = defaultdict(dict)
     for run in facts.filter(pl.col("seed").is_not_null(), metric=score_metric(task)).iter_rows(named=True):
         goodness[run["row"]][run["seed"]] = task.score.goodness(run["value"])
-    known = [row for row, seeds in goodness.items() if all(map(isfinite, seeds.values()))]
     ratios = estimates(facts, metric=STEP, unit=times(baseline))
+    known = [row for row, seeds in goodness.items() if row in ratios and all(map(isfinite, seeds.values()))]
 
     def is_better(row: str, other: str) -> bool:
         own, others = goodness[row], goodness[other]
         difference = Estimate.of_differences([own[seed] - others[seed] for seed in own.keys() & others.keys()])
         return (difference.value if isnan(difference.margin) else difference.low) > 0
 
-    front = pareto_front({row: ratios[row] for row in known if row in ratios}, is_better)
+    front: list[str] = []
+    for row in sorted(known, key=lambda row: ratios[row].value):
+        if all(is_better(row, other) for other in front):
+            front.append(row)
     who = select(facts, metric=FAILED).select("task", "device", "threads", "row", "series", "k")
     return table(fact(FRONT, "1", float(row["row"] in front), **row) for row in who.iter_rows(named=True))

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
+from gradfree.benchmarks.records.case import Row
 from gradfree.benchmarks.records.records import Record, error_of
 from gradfree.benchmarks.tables.chart import Axis, Chart, points, score_axis
 from gradfree.benchmarks.tables.column import Figure, column
@@ -21,7 +22,6 @@ from gradfree.benchmarks.training.outcomes import score_metric
 from gradfree.benchmarks.training.summary import Summary
 
 _STEPS, _TIME, _REACHED = "steps to target", "time to target", "runs at the target"
-_CURVE = "{}, on the way"
 
 
 @dataclass(frozen=True)
@@ -53,34 +53,35 @@ class TimeToTarget(Experiment):
         if not steps:
             return table([])
         known: list[Fact] = []
-        baseline: float | None = None
-        for row, _, all_runs in self.comparison.runs(records, device):
-            runs = [record for record in all_runs if not error_of(record)]
-            who = {"task": self.comparison.task.name, "device": device, "row": row.name, "series": row.name}
-            step = steps.get(row.name, Estimate()).value
-            row_facts, time = self._row_facts(runs, step, who)
-            known += row_facts
-            baseline = time if row is self.comparison.rows[0] else baseline
-            if time is not None and baseline is not None:
-                known.append(fact(_TIME, times(self.comparison.rows[0].name), time / baseline, **who))
-        return pl.concat([found, table(known)])
+        for row, _, runs in self.comparison.runs(records, device):
+            known += self._row_facts(row, runs, steps.get(row.name, Estimate()).value, device)
+        baseline, timed = self.comparison.rows[0].name, [one for one in known if one["metric"] == _TIME]
+        exact = next((one["value"] for one in timed if one["row"] == baseline), None)
+        ratios = [{**one, "unit": times(baseline), "value": one["value"] / exact} for one in timed if exact]
+        return pl.concat([found, table([*known, *ratios])])
 
-    def _row_facts(self, runs: list[Record], step: float, who: Mapping[str, Any]) -> tuple[list[Fact], float | None]:
-        """Return a row's facts, and its time to the target if every run reached it."""
+    def _row_facts(self, row: Row, runs: list[Record], step: float, device: str) -> Iterator[Fact]:
+        """Yield a row's steps to the target, its mean score on the way and, if every run reached it, its time."""
         task = self.comparison.task
-        curves = {record["seeds"][0]: record["results"]["curve"] for record in runs}
+        who: dict[str, Any] = {"task": task.name, "device": device, "row": row.name, "series": row.name}
+        curves = {record["seeds"][0]: record["results"]["curve"] for record in runs if not error_of(record)}
         steps = {seed: taken for seed, curve in curves.items() if (taken := self._steps(curve)) is not None}
-        known = [fact(_REACHED, "1", len(steps), note=f"{len(steps)} of {len(curves)}", **who)]
-        known += [run_fact(_STEPS, "count", taken, seed, **who) for seed, taken in steps.items()]
+        yield fact(_REACHED, "1", len(steps), note=f"{len(steps)} of {len(curves)}", **who)
+        for seed, taken in steps.items():
+            yield run_fact(_STEPS, "count", taken, seed, **who)
         for evaluations in zip(*curves.values(), strict=True):
             at, mean = evaluations[0]["step"] + 1, fmean(evaluation["validation"] for evaluation in evaluations)
             place = {"setting": f"step {at}", "at": float(at)}
-            known.append(fact(_CURVE.format(score_metric(task, "validation")), task.score.unit, mean, **who, **place))
-        if not steps or len(steps) < len(curves):
-            return known, None
-        in_all = Estimate.of(list(steps.values()))
-        time = in_all.value * step
-        return [*known, fact(_STEPS, "count", in_all, **who), fact(_TIME, "s", time, **who)], time
+            yield fact(self._curve, task.score.unit, mean, **who, **place)
+        if steps and len(steps) == len(curves):
+            in_all = Estimate.of(list(steps.values()))
+            yield fact(_STEPS, "count", in_all, **who)
+            yield fact(_TIME, "s", in_all.value * step, **who)
+
+    @property
+    def _curve(self) -> str:
+        """The metric of the validation score during training."""
+        return f"{score_metric(self.comparison.task, 'validation')}, on the way"
 
     def _steps(self, curve: list[dict[str, Any]]) -> int | None:
         """Return the step of the first evaluation that reached the target."""
@@ -88,16 +89,10 @@ class TimeToTarget(Experiment):
         return next((e["step"] + 1 for e in curve if goodness(e["validation"]) >= goodness(self.target)), None)
 
     def section(self, facts: pl.DataFrame) -> Section:
-        """Return the section with the table of times to the target, and charts of the validation score."""
-        task, baseline = self.comparison.task, self.comparison.rows[0].name
-        curve = _CURVE.format(score_metric(task, "validation"))
-        ratio = times(baseline)
-        ours = pl.concat(
-            [
-                select(facts, metric=STEP, unit="s"),
-                facts.filter(pl.col("metric").is_in([_STEPS, _TIME, _REACHED, curve])),
-            ]
-        )
+        """Return the section with the table of times to the target, and the chart of the validation score."""
+        task, ratio = self.comparison.task, times(self.comparison.rows[0].name)
+        taken = facts.filter(pl.col("metric").is_in([_STEPS, _TIME, _REACHED, self._curve]))
+        ours = pl.concat([select(facts, metric=STEP, unit="s"), taken])
         device, reached = ours["device"][0], select(ours, metric=_REACHED)["note"]
         seeds = max(int(note.rpartition(" ")[2]) for note in reached)
         level = f"validation {task.score.name} {self.target:g} {task.score.unit}"
@@ -117,26 +112,25 @@ class TimeToTarget(Experiment):
                 "×: as a multiple of the first row's. "
                 "Reached: runs that reached the target; there is a mean only if all did."
             ),
-            charts=self._charts(ours, curve),
+            charts=[self._chart(ours)],
             answer=self._answer(facts, level),
         )
 
-    def _charts(self, ours: pl.DataFrame, curve: str) -> list[Chart]:
-        """Return charts of the validation score, mean over seeds, against steps and against time."""
+    def _chart(self, ours: pl.DataFrame) -> Chart:
+        """Return the chart of the validation score, mean over seeds, against time."""
         task = self.comparison.task
-        found = points(ours, "at", Figure(curve))
         seconds = {row: step.value for row, step in estimates(ours, metric=STEP).items()}
-        timed = found.with_columns(
+        found = points(ours, "at", Figure(self._curve)).with_columns(
             x=pl.col("at") * pl.col("row").replace_strict(seconds, default=None, return_dtype=pl.Float64)
         )
-        where, score = f"{task.name}, {ours['device'][0]}", task.score.name
-        axis, target = (
+        return Chart(
+            f"{task.name}, {ours['device'][0]}: {task.score.name} against time",
+            found.drop_nulls("x"),
+            Axis("time (s)"),
             score_axis("validation", task.score),
-            {f"the target, {self.target:g} {task.score.unit}": self.target},
+            lines=True,
+            rules={f"the target, {self.target:g} {task.score.unit}": self.target},
         )
-        return [
-            Chart(f"{where}: {score} against time", timed.drop_nulls("x"), Axis("time (s)"), axis, True, target),
-        ]
 
     def _answer(self, facts: pl.DataFrame, level: str) -> str:
         """Return which row reaches the target soonest, and its speed, memory and score."""

@@ -1,4 +1,4 @@
-"""Means with intervals, differences by seed, and the Pareto front, for known numbers."""
+"""Means with intervals, and differences by seed, for known numbers."""
 
 from math import inf, isnan, nan
 
@@ -9,7 +9,6 @@ from gradfree.benchmarks.tables.facts import (
     differences,
     estimates,
     means,
-    pareto_front,
     run_fact,
     table,
 )
@@ -73,10 +72,3 @@ def test_means_group_by_row_metric_and_setting():
     )
     averaged = means(found).select("row", "metric", "setting", "value", "n", "seed").rows()
     assert averaged == [(row, metric, setting, value + 1.0, 2, None) for row, metric, setting, value in groups]
-
-
-def test_the_pareto_front_has_rows_better_than_all_cheaper_ones():
-    costs = {str(n): Estimate(float(cost)) for n, cost in enumerate([3, 1, 4, 2, 5])}
-    goodness = {"0": 3, "1": 1, "2": 2, "3": 1, "4": 9}
-    assert pareto_front(costs, lambda row, other: goodness[row] > goodness[other]) == ["1", "0", "4"]
-    assert pareto_front({}, lambda row, other: True) == []
