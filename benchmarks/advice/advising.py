@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from time import monotonic
 
 import torch
 from rich.console import Console
@@ -15,7 +15,7 @@ from torch import nn
 
 from gradfree import list_engines
 from gradfree.benchmarks.advice.compiled import compiled_cost
-from gradfree.benchmarks.advice.contest import Budget, Say, Standings, contest, rows_to_try
+from gradfree.benchmarks.advice.contest import Say, contest, rows_to_try
 from gradfree.benchmarks.advice.findings import contest_section
 from gradfree.benchmarks.advice.job import Job
 from gradfree.benchmarks.advice.recommendation import advise
@@ -73,10 +73,14 @@ def run(
         return
     job = Job(model, data, loss, paths, device)
     net = built.to(device).train()
+    start = monotonic()
     with _progress(budget) as say:
-        standings, compiled = measured(job, net, rows, budget, say)
-    advice = advise(standings, compiled, paths)
-    sections = [contest_section(job, standings, compiled, advice, budget)]
+        standings = contest(job, net, rows, (1 - _COMPILING) * budget, say)
+        say("torch.compile")
+        left = budget - (monotonic() - start)
+        standings.compiled = compiled_cost(job, torch.get_num_threads(), max(left, _COMPILING * budget))
+    advice = advise(standings, paths)
+    sections = [contest_section(job, standings, advice.words, budget)]
     record = record_of(f"advice/{model}", "advice", {}, [], {}, device)
     report = SuiteReport(f"gradfree advise: {model}", sections, Provenance([record]), code=advice.code)
     report.print(console)
@@ -90,16 +94,6 @@ def run(
         console.print(Text(f"Report: {' '.join(map(str, files))}"))
     if standings.failures and not (standings.untried or standings.contestants[1:]):
         raise UsageError(f"every engine fails on {model}, see above: stay with autograd.")
-
-
-def measured(
-    job: Job, model: nn.Module, rows: Sequence[Row], seconds: float, say: Say
-) -> tuple[Standings, Mapping[str, Any] | str]:
-    """Time autograd and ``rows`` on copies of ``model``, then the compiled model in the remaining time."""
-    budget = Budget(seconds)
-    standings = contest(job, model, rows, Budget((1 - _COMPILING) * seconds), say)
-    say("torch.compile")
-    return standings, compiled_cost(job, torch.get_num_threads(), max(budget.left, _COMPILING * seconds))
 
 
 def _print_reports(reports: Mapping[str, Report], console: Console) -> None:

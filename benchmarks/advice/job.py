@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
@@ -10,10 +10,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from gradfree.benchmarks.tasks.imported import Builder, Imported
-from gradfree.benchmarks.tasks.loaded import is_pair, squared_error
+from gradfree.benchmarks.tasks.loaded import batches_of, sources, squared_error
 from gradfree.benchmarks.tasks.task import cross_entropy
 from gradfree.cli import UsageError
 from gradfree.wording import one
@@ -33,8 +32,8 @@ class Job:
     Attributes:
         model: ``module:function``, which returns the model.
         data: ``module:function``, which returns the examples: a pair of tensors, a data set, or an iterable of batches.
-            Batches are used unchanged: ``(*inputs, target)``, or mappings of the model's keyword arguments. If there
-            are several splits, the training split is used.
+            Batches are used unchanged: ``(*inputs, target)``, or mappings of the model's keyword arguments. Of several
+            splits, as :class:`~gradfree.benchmarks.tasks.loaded.Loaded` has them, the training split is used.
         loss: ``module:function``, called with outputs and targets, or only with outputs if batches are mappings. By
             default, the outputs' ``loss`` if they have one, else cross-entropy for integer targets and the squared
             error for others.
@@ -52,14 +51,6 @@ class Job:
         """Return a new model in training mode."""
         return Builder.find(self.model).build().to(self.device).train()
 
-    def once(self) -> Iterator[Batch]:
-        """Yield all batches once."""
-        batch = None
-        for batch in _batches(Imported.find(self.data).result(), self.data):
-            yield self._on_device(batch)
-        if batch is None:
-            raise UsageError(f"{self.data} has no batch.")
-
     def _on_device(self, batch: Any) -> Batch:
         if isinstance(batch, (Sequence, Mapping)) and len(batch):
             if self.device == "cpu":
@@ -76,7 +67,12 @@ class Job:
     @cached_property
     def batches(self) -> list[Batch]:
         """The first few batches."""
-        return list(islice(self.once(), _BATCHES))
+        given = sources(Imported.find(self.data).result(), self.data)
+        found = islice(batches_of(given["train"], _BATCH_SIZE, self.data), _BATCHES)
+        batches = [self._on_device(batch) for batch in found]
+        if not batches:
+            raise UsageError(f"{self.data} has no batch.")
+        return batches
 
     @property
     def inputs(self) -> Any:
@@ -102,22 +98,6 @@ class Job:
             return self.loss_fn(model(**batch))
         *inputs, target = batch
         return self.loss_fn(model(*inputs), target)
-
-
-def _batches(source: Any, name: str) -> Iterator[Any]:
-    """Yield the batches of a loader's return value."""
-    if isinstance(source, Mapping):
-        source = source.get("train", next(iter(source.values()), None))
-    elif isinstance(source, tuple) and not is_pair(source):
-        source = source[0]
-    if is_pair(source):
-        source = TensorDataset(*source)
-    if isinstance(source, Dataset) and not isinstance(source, DataLoader):
-        source = DataLoader(source, _BATCH_SIZE)
-    try:
-        yield from source
-    except TypeError as error:
-        raise UsageError(f"{name} returns {one(type(source).__name__)}, not examples: {error}.") from error
 
 
 def _default_loss(outputs: Any, target: Any = None) -> Tensor:

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils.benchmark import set_torch_threads
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from gradfree.benchmarks.data.bundled import Data, Split
 from gradfree.benchmarks.data.digests import examples_digest
@@ -151,11 +151,11 @@ def _seeded_splits(loader: Imported) -> dict[str, Split]:
         # The legacy generator, because users' loaders use it.
         np.random.seed(0)  # noqa: NPY002
         torch.manual_seed(0)
-        return {name: _split(source, loader.name) for name, source in _sources(loader.result(), loader.name).items()}
+        return {name: _split(source, loader.name) for name, source in sources(loader.result(), loader.name).items()}
 
 
-def _sources(given: Any, name: str) -> Mapping[str, Any]:
-    """Return the sources by split, the training examples first."""
+def sources(given: Any, name: str) -> Mapping[str, Any]:
+    """Return the sources that the loader ``name`` has ``given``, by split, the training examples first."""
     if isinstance(given, Mapping):
         for key in given:
             if key not in _SPLITS:
@@ -171,6 +171,17 @@ def _sources(given: Any, name: str) -> Mapping[str, Any]:
     return dict(zip(_GIVEN[len(given)], given, strict=True))
 
 
+def batches_of(source: Any, batch_size: int, name: str) -> Iterable[Any]:
+    """Return the batches of a source: a pair of tensors, a data set, or an iterable that has them."""
+    if is_pair(source):
+        source = TensorDataset(*source)
+    if isinstance(source, Dataset):
+        return DataLoader(source, batch_size)
+    if not isinstance(source, Iterable):
+        raise UsageError(f"{name} returns {_described(source)}, not examples.")
+    return source
+
+
 def is_pair(value: Any) -> bool:
     """Return whether ``value`` is a pair of tensors, inputs and targets."""
     return isinstance(value, (tuple, list)) and len(value) == 2 and all(isinstance(x, Tensor) for x in value)
@@ -179,13 +190,8 @@ def is_pair(value: Any) -> bool:
 def _split(source: Any, name: str) -> Split:
     if is_pair(source):
         return _batch(source, name)
-    batches: Iterable[Any] = source
-    if isinstance(source, Dataset) and not isinstance(source, DataLoader):
-        batches = DataLoader(source, _CHUNK)
-    elif not isinstance(source, Iterable):
-        raise UsageError(f"{name} returns {_described(source)}, not examples.")
     found = []
-    for batch in batches:
+    for batch in batches_of(source, _CHUNK, name):
         if not is_pair(batch):
             raise UsageError(f"{name} has a batch that is {_described(batch)}, not two tensors: inputs and targets.")
         found.append(_batch(batch, name))
