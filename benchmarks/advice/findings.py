@@ -39,8 +39,8 @@ def contest_section(job: Job, standings: Standings, answer: str, budget: float) 
         ],
         legend=(
             "×: as a multiple of autograd's step in the same rounds, median. Cosine: of the whole gradient with the "
-            "exact one, on one batch, at the current weights. Without quartiles: too slow in the first turn to be timed "
-            "further."
+            "exact one, on one batch, at the current weights. Without quartiles: too slow in the first turn to be "
+            "timed further."
         ),
         remarks=list(_notes(standings)),
         answer=answer,
