@@ -41,26 +41,18 @@ class Record(_Finished, total=False):
     error: str
 
 
-def measure(case: Case) -> Record:
-    """Run ``case`` and return its record."""
-    return _record(case, case.run())
-
-
 def attempt(case: Case) -> Record:
     """Run ``case`` and return its record; if it raises, the record has the traceback."""
     try:
-        return measure(case)
+        results = case.run()
     except Exception:
         return failure(case, traceback.format_exc().strip())
+    return record_of(case.id, case.kind, case.config, [case.seed], results, case.device)
 
 
 def failure(case: Case, error: str) -> Record:
     """Return the record of a failed case."""
-    return Record(**_record(case, {}), error=error)
-
-
-def _record(case: Case, results: dict[str, Any]) -> Record:
-    return record_of(case.id, case.kind, case.config, [case.seed], results, case.device)
+    return Record(**record_of(case.id, case.kind, case.config, [case.seed], {}, case.device), error=error)
 
 
 def record_of(
@@ -95,7 +87,7 @@ class RecordFile:
         If a case has several records, the last one that did not fail counts.
 
         Raises:
-            UsageError: a line is not a record, or only a newer gradfree can read it.
+            UsageError: a line is not a record, or another gradfree's.
         """
         records: dict[str, Record] = {}
         for record in _read(self.path):
@@ -129,16 +121,14 @@ class RecordFile:
         """Append ``record`` and wait until it is on disk.
 
         Raises:
-            UsageError: it cannot be written, for example because the disk is full; the file is unchanged.
+            UsageError: it cannot be written, for example because the disk is full; the file keeps the earlier records.
         """
-        line = json.dumps(record).encode() + b"\n"
         try:
             self._drop_unfinished_line()
-            descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-            try:
-                _append(descriptor, line)
-            finally:
-                os.close(descriptor)
+            with self.path.open("ab") as file:
+                file.write(json.dumps(record).encode() + b"\n")
+                file.flush()
+                os.fsync(file.fileno())
         except OSError as error:
             raise UsageError(
                 f"{self.path} cannot be written: {error.strerror}. It has all cases that were finished before "
@@ -146,28 +136,9 @@ class RecordFile:
             ) from error
 
     def _drop_unfinished_line(self) -> None:
-        if not self.path.is_file() or not self.path.stat().st_size:
-            return
-        with self.path.open("rb") as file:
-            file.seek(-1, os.SEEK_END)
-            if file.read() == b"\n":
-                return
-            file.seek(0)
-            finished = file.read().rfind(b"\n") + 1
-        os.truncate(self.path, finished)
-
-
-def _append(descriptor: int, line: bytes) -> None:
-    """Write ``line`` to a file in append mode; if the process is killed, the line may be incomplete."""
-    end = os.fstat(descriptor).st_size
-    try:
-        while line:
-            line = line[os.write(descriptor, line) :]
-        os.fsync(descriptor)
-    except OSError:
-        with suppress(OSError):
-            os.ftruncate(descriptor, end)
-        raise
+        content = self.path.read_bytes() if self.path.exists() else b""
+        if content and not content.endswith(b"\n"):
+            os.truncate(self.path, content.rfind(b"\n") + 1)
 
 
 def _read(path: Path) -> Iterator[Record]:
@@ -181,16 +152,15 @@ def _read(path: Path) -> Iterator[Record]:
     for number, line in enumerate(lines, 1):
         try:
             record = json.loads(line)
-            schema, known = record["schema"], isinstance(record["case"], str) and isinstance(record["results"], dict)
+            whole = isinstance(record["case"], str) and isinstance(record["results"], dict)
+            known = whole and record["schema"] == SCHEMA
         except (ValueError, TypeError, KeyError):
-            schema = known = False
-        if type(schema) is int and schema > SCHEMA:
+            known = False
+        if not known:
             raise UsageError(
-                f"{path}, line {number} was written by a newer gradfree: its schema is {schema}, this one knows "
-                f"{SCHEMA}. Use that gradfree, or choose another folder with --out; the file is not changed."
+                f"{path}, line {number} is not a record that this gradfree can read: use the one that wrote it, delete "
+                "the line, or choose another folder with --out."
             )
-        if not known or schema != SCHEMA:
-            raise UsageError(f"{path}, line {number} is not a record: delete the line.")
         yield record
 
 

@@ -8,7 +8,7 @@ from report_records import fact_values, section_of
 
 from gradfree.benchmarks.data.bundled import Data, Joined, Split
 from gradfree.benchmarks.records.case import Row
-from gradfree.benchmarks.records.records import measure
+from gradfree.benchmarks.records.records import attempt
 from gradfree.benchmarks.suites.long_sequences import ADDING_LONG
 from gradfree.benchmarks.tasks.task import TextTask
 from gradfree.benchmarks.timing.timed import Timings
@@ -22,7 +22,7 @@ PART = Timings(courses, (TASK,), ROWS, threads=1)
 
 def test_turns_equal_a_training_run_and_the_report_has_time_and_fallbacks():
     (case,) = PART.timing("cpu")
-    record = measure(case)
+    record = attempt(case)
     exact, shooting = record["results"]["rows"]
     alone = Training(task=TASK, row=ROWS[0], device="cpu", seed=0).run()
     assert exact["losses"] == [pytest.approx(one["loss"]) for one in alone["losses"]]
