@@ -24,6 +24,7 @@ _REMOVED = {
     "plan-ranks": "docs/guides/ranks.md has its formulas and a table",
     "bench run --tracker": "report.parquet has every loss and score of every run, for any logger",
     "bench report --tracker": "report.parquet has every loss and score of every run, for any logger",
+    "bench run --list": "--dry-run lists all cases and their states",
     "bench run --name": "--out names the folder",
     "bench run --no-resume": "--out names another folder",
     "bench run --seconds": "--target reports the time to a validation score",

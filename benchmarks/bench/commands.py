@@ -27,7 +27,6 @@ def run(
     executor: Literal["local", "ray"] = "local",
     retry: bool = False,
     dry_run: bool = False,
-    list: bool = False,
     **axes: Any,
 ) -> None:
     """Train with the engines of a suite, or with named ones, time the steps, and report.
@@ -50,16 +49,15 @@ def run(
             own model, module:function.
         executor: where cases run: in processes on this machine, or on Ray, one slot a case.
         retry: run failed cases again.
-        dry_run: check everything and list what would run.
-        list: list all cases and their states.
+        dry_run: check everything, and list all cases and their states.
         **axes: the options of :class:`~gradfree.benchmarks.sweeps.axes.Sweep`.
     """
     for option, value in ("seeds", seeds), ("jobs", jobs):
         if value < 1:
             raise UsageError(f"--{option} must be at least 1, not {value}.")
     session = _extra("bench.session", ())
-    options = session.RunOptions(executor=executor, jobs=jobs, retry=retry, dry=dry_run, listing=list)
-    session.run(session.RunRequest(Sweep(**axes), suite=suite), out, seeds, device, data, options)
+    request, runs = session.RunRequest(Sweep(**axes), suite=suite), session.executor(executor, jobs)
+    session.run(request, out, seeds, device, data, runs, retry, dry_run)
 
 
 def report(suite: str | None = None, out: Path | None = None) -> None:

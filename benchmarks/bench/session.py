@@ -5,7 +5,8 @@ from __future__ import annotations
 import pickle
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from gradfree.benchmarks.bench.commands import DRAWING
@@ -15,41 +16,21 @@ from gradfree.benchmarks.records.names import without_sources
 from gradfree.benchmarks.records.records import Record, RecordFile, error_of
 from gradfree.benchmarks.running.runner import (
     RECORDS,
-    Plan,
     count_finished,
     finished_in,
     make_folder,
     parse_data,
     run_cases,
 )
-from gradfree.benchmarks.running.workers import Executor, Workers
+from gradfree.benchmarks.running.workers import Executor, run_here
 from gradfree.benchmarks.sweeps.axes import RunRequest, command_of
 from gradfree.benchmarks.sweeps.sweep import comparisons_of
 from gradfree.benchmarks.sweeps.trainable import check_trainable
-from gradfree.benchmarks.tables.experiment import Suite
+from gradfree.benchmarks.tables.experiment import Suite, cases
 from gradfree.benchmarks.tasks.imported import names_a_function
 from gradfree.benchmarks.training.comparison import Comparison
 from gradfree.cli import UsageError
 from gradfree.extras import MissingExtra, needs_extra, require
-
-
-@dataclass(frozen=True)
-class RunOptions:
-    """Options of a run that do not change its cases.
-
-    Attributes:
-        executor: "local" or "ray".
-        jobs: number of cases in parallel for the local executor.
-        retry: whether failed cases are run again.
-        dry: whether to only list what would run.
-        listing: whether to only list the cases.
-    """
-
-    executor: str
-    jobs: int
-    retry: bool
-    dry: bool
-    listing: bool
 
 
 def run(
@@ -58,9 +39,11 @@ def run(
     seeds: int,
     device: str,
     data: str | None,
-    options: RunOptions,
+    executor: Executor,
+    retry: bool,
+    dry: bool,
 ) -> None:
-    """Run the cases without a record, then report."""
+    """Run the cases without a record, then report; ``dry``: only list the cases."""
     loader, sweep = parse_data(data), request.sweep
     require_device(device)
     if loader and not sweep.named:
@@ -72,46 +55,38 @@ def run(
     flags |= {"suite": kept.suite, "seeds": seeds, "device": device, "data": data}
     folder = out or kept.folder
     kept = replace(kept, command=command_of({**flags, "out": str(folder)}))
-    comparisons = comparisons_of(kept)
-    for experiment in comparisons:
+    suite = comparisons_of(kept)
+    for experiment in suite:
         experiment.check()
         if kept.suite and names_a_function(kept.suite) and isinstance(experiment, Comparison):
             check_trainable(experiment.task)
-    plan = Plan(comparisons, seeds, device)
-    _run(plan, RecordFile(folder / RECORDS), options, kept)
-
-
-def _run(plan: Plan, file: RecordFile, options: RunOptions, kept: RunRequest) -> None:
-    listed = list(plan.cases(known := file.read()))
-    if options.listing:
-        print("\n".join(_states(listed, known)))
-        return
-    finished = finished_in(known, options.retry)
+    planned, file = partial(cases, suite, seeds, device), RecordFile(folder / RECORDS)
+    listed = list(planned(known := file.read()))
+    finished = finished_in(known, retry)
     if skipped := count_finished(listed, finished):
         print(f"{skipped} of {len(listed)} cases are in {file.path} already and are skipped.")
     if changed := _changed(listed, known):
         print(f"{changed} of {len(listed)} cases will run again: your code that they depend on has changed.")
-    if options.dry:
-        print(f"{len(listed) - skipped} of {len(listed)} cases would run:")
-        print("\n".join(_states([case for case in listed if case is None or case.id not in finished], known)))
+    if dry:
+        print(f"{len(listed) - skipped} of {len(listed)} cases would run:", *_states(listed, known), sep="\n")
         return
     _refuse_local(listed)
-    make_folder(file.path.parent)
-    kept.save(file.path.parent)
+    make_folder(folder)
+    kept.save(folder)
     try:
-        run_cases(plan.cases, file, _executor(options), options.retry)
+        run_cases(planned, file, executor, retry)
     except KeyboardInterrupt:
         print(f"Interrupted. {file.path} has the finished cases; the same command runs the rest.", file=sys.stderr)
         raise
     known = file.read()
-    _report(plan.suite, known, file, kept)
-    _refuse_failures(list(plan.cases(known)), known)
+    _report(suite, known, file, kept)
+    _refuse_failures(list(planned(known)), known)
 
 
-def _changed(cases: Sequence[Case | None], records: Mapping[str, Record]) -> int:
+def _changed(listed: Sequence[Case | None], records: Mapping[str, Record]) -> int:
     """Return how many cases have only records that were made with another version of the user's code."""
     known = {(_name(id), without_sources(record["config"])) for id, record in records.items()}
-    missing = [case for case in cases if case is not None and case.id not in records]
+    missing = [case for case in listed if case is not None and case.id not in records]
     return sum((_name(case.id), without_sources(case.config)) in known for case in missing)
 
 
@@ -120,40 +95,41 @@ def _name(id: str) -> str:
     return id.rpartition("/")[0]
 
 
-def _executor(options: RunOptions) -> Executor:
-    if options.executor == "local":
-        return Workers(options.jobs)
+def executor(name: str, jobs: int) -> Executor:
+    """Return the executor of that name."""
+    if name == "local":
+        return partial(run_here, jobs=jobs)
     with needs_extra("ray"):
-        from gradfree.benchmarks.running.ray_workers import RayWorkers
-    return RayWorkers()
+        from gradfree.benchmarks.running.ray_workers import run_on_ray
+    return run_on_ray
 
 
-def _states(cases: Sequence[Case | None], records: Mapping[str, Record]) -> Iterator[str]:
+def _states(listed: Sequence[Case | None], records: Mapping[str, Record]) -> Iterator[str]:
     """Yield one line for each case, and one with the number of cases that depend on trials."""
-    settled = [case for case in cases if case is not None]
+    settled = [case for case in listed if case is not None]
     for case in settled:
         state = "missing" if case.id not in records else "failed" if "error" in records[case.id] else "done"
         yield f"{state:7}  {case.id}"
-    if waiting := len(cases) - len(settled):
+    if waiting := len(listed) - len(settled):
         yield f"waiting  {waiting} more, for a learning rate to be chosen"
 
 
-def _refuse_local(cases: Sequence[Case | None]) -> None:
+def _refuse_local(listed: Sequence[Case | None]) -> None:
     """Raise a UsageError if cases cannot be pickled, for example because they have a nested function."""
     try:
-        pickle.dumps(cases)
+        pickle.dumps(listed)
     except (AttributeError, TypeError, pickle.PicklingError) as error:
         raise UsageError(
             f"cases cannot be sent to separate processes: {error}. Define what they use at the top of a module."
         ) from error
 
 
-def _refuse_failures(cases: Sequence[Case | None], records: Mapping[str, Record]) -> None:
+def _refuse_failures(listed: Sequence[Case | None], records: Mapping[str, Record]) -> None:
     """Raise a UsageError that lists the failed cases, if there are any."""
-    errors = {c.id: error for c in cases if c and c.id in records and (error := error_of(records[c.id]))}
+    errors = {c.id: error for c in listed if c and c.id in records and (error := error_of(records[c.id]))}
     if errors:
         lines = "\n".join(f"  {name}: {error}" for name, error in errors.items())
-        raise UsageError(f"{len(errors)} of {len(cases)} cases failed; --retry runs them again.\n{lines}")
+        raise UsageError(f"{len(errors)} of {len(listed)} cases failed; --retry runs them again.\n{lines}")
 
 
 def _report(suite: Suite, records: Mapping[str, Record], file: RecordFile, kept: RunRequest) -> None:

@@ -16,32 +16,25 @@ from gradfree.benchmarks.records.records import Record, attempt, failure
 from gradfree.benchmarks.running.workers import prepare
 
 
-class RayWorkers:
-    """Runs as many cases in parallel as Ray has slots: a case takes one GPU if its device is one, else one CPU."""
-
-    def __init__(self) -> None:
-        # Workers need this process's import path and data folder.
-        variables = {"PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)}
-        variables |= {DATA_ROOT: os.environ[DATA_ROOT]} if DATA_ROOT in os.environ else {}
-        ray.init(ignore_reinit_error=True, log_to_driver=False, runtime_env={"env_vars": variables})
-        slots = ray.cluster_resources()
-        self.jobs = int(slots.get("GPU", 0) or slots.get("CPU", 1))
-
-    def run(self, cases: Sequence[Case]) -> Generator[Record, None, None]:
-        """Yield the records of ``cases`` in the order of completion."""
-        running = {_start(case): case for case in cases}
-        try:
-            while running:
-                (done, *_), _ = ray.wait(list(running))
-                case = running.pop(done)
-                try:
-                    yield ray.get(done)
-                except ray.exceptions.RayError as error:
-                    # The process died. Exceptions of the case itself are in its record.
-                    yield failure(case, str(error).strip())
-        finally:
-            for reference in running:
-                ray.cancel(reference, force=True)
+def run_on_ray(cases: Sequence[Case]) -> Generator[Record, None, None]:
+    """Run as many cases in parallel as Ray has slots: a case takes one GPU if its device is one, else one CPU."""
+    # Workers need this process's import path and data folder.
+    variables = {"PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)}
+    variables |= {DATA_ROOT: os.environ[DATA_ROOT]} if DATA_ROOT in os.environ else {}
+    ray.init(ignore_reinit_error=True, log_to_driver=False, runtime_env={"env_vars": variables})
+    running = {_start(case): case for case in cases}
+    try:
+        while running:
+            (done, *_), _ = ray.wait(list(running))
+            case = running.pop(done)
+            try:
+                yield ray.get(done)
+            except ray.exceptions.RayError as error:
+                # The process died. Exceptions of the case itself are in its record.
+                yield failure(case, str(error).strip())
+    finally:
+        for reference in running:
+            ray.cancel(reference, force=True)
 
 
 def _start(case: Case) -> Any:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 
 from tqdm import tqdm
@@ -15,7 +13,6 @@ from gradfree.benchmarks.data.stored import DATA_ROOT
 from gradfree.benchmarks.records.case import Case
 from gradfree.benchmarks.records.records import Record, RecordFile
 from gradfree.benchmarks.running.workers import Executor
-from gradfree.benchmarks.tables.experiment import Suite, cases
 from gradfree.benchmarks.tasks.imported import names_a_function
 from gradfree.cli import UsageError
 
@@ -45,25 +42,6 @@ def make_folder(folder: Path) -> None:
         raise UsageError(f"cannot make the folder {folder}: {error.strerror}.") from error
 
 
-@dataclass(frozen=True)
-class Plan:
-    """What to run.
-
-    Attributes:
-        suite: the comparisons.
-        seeds: number of training runs of each row.
-        device: the device.
-    """
-
-    suite: Suite
-    seeds: int
-    device: str
-
-    def cases(self, records: Mapping[str, Record]) -> Iterator[Case | None]:
-        """Yield the cases; ``None`` for a case whose settings are unknown until ``records`` has all trials."""
-        return cases(self.suite, self.seeds, self.device, records)
-
-
 def run_cases(planned: PlannedCases, file: RecordFile, executor: Executor, retry: bool = False) -> None:
     """Run the cases that have no record; append each record to ``file`` on completion, also those of failed cases.
 
@@ -85,8 +63,8 @@ def run_cases(planned: PlannedCases, file: RecordFile, executor: Executor, retry
             running = {case.id: case for case in _next_batch(every, finished)}
             if not running:
                 break
-            progress.set_postfix_str(_describe(running, executor.jobs))
-            with closing(executor.run(list(running.values()))) as outcomes:
+            progress.set_postfix_str(_describe(running))
+            with closing(executor(list(running.values()))) as outcomes:
                 for record in outcomes:
                     if record["case"] not in running:
                         raise UsageError("the code was changed during the run; start the command again.")
@@ -95,7 +73,7 @@ def run_cases(planned: PlannedCases, file: RecordFile, executor: Executor, retry
                     finished.add(record["case"])
                     del running[record["case"]]
                     progress.update()
-                    progress.set_postfix_str(_describe(running, executor.jobs))
+                    progress.set_postfix_str(_describe(running))
 
 
 def finished_in(records: Mapping[str, Record], retry: bool) -> set[str]:
@@ -114,9 +92,9 @@ def _next_batch(cases: Sequence[Case | None], finished: Collection[str]) -> list
     return [case for case in missing if not case.alone] or missing[:1]
 
 
-def _describe(running: Mapping[str, Case], jobs: int) -> str:
-    """Return the names of the first ``jobs`` cases; the others wait for a worker."""
-    return ", ".join(f"{case.topic} {case.subject}" for case in islice(running.values(), jobs))
+def _describe(running: Mapping[str, Case]) -> str:
+    """Return the name of the first case that is not finished, which may wait for a worker."""
+    return next((f"{case.topic} {case.subject}" for case in running.values()), "")
 
 
 def _progress(done: int) -> tqdm[None]:

@@ -7,13 +7,12 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from itertools import islice
 from multiprocessing import get_context, parent_process
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerContext, SpawnContext
 from multiprocessing.process import BaseProcess
-from typing import Protocol
 
 import torch
 
@@ -32,42 +31,28 @@ PRELOADED = [
 """Modules imported once in the fork server: importing them in each worker would take seconds."""
 
 
-class Executor(Protocol):
-    """Interface: runs cases, each in a new process.
-
-    Attributes:
-        jobs: number of cases in parallel.
-    """
-
-    jobs: int
-
-    def run(self, cases: Sequence[Case]) -> Generator[Record, None, None]:
-        """Yield the records of ``cases`` in the order of completion, failed ones included; stop the rest on close."""
+Executor = Callable[[Sequence[Case]], Generator[Record, None, None]]
+"""Runs cases, each in a new process; yields their records in the order of completion, failed ones included. The rest is
+stopped when it is closed."""
 
 
-class Workers:
-    """Runs up to ``jobs`` cases in parallel."""
-
-    def __init__(self, jobs: int):
-        self.jobs = jobs
-
-    def run(self, cases: Sequence[Case]) -> Generator[Record, None, None]:
-        """Yield the records of ``cases`` in the order of completion."""
-        waiting = iter(cases)
-        running: dict[Connection, tuple[BaseProcess, Case]] = {}
-        try:
-            while True:
-                for case in islice(waiting, self.jobs - len(running)):
-                    receiver, process = _start(case)
-                    running[receiver] = process, case
-                if not running:
-                    return
-                ready = wait(list(running))
-                for receiver in [receiver for receiver in running if receiver in ready]:
-                    yield _receive(receiver, *running.pop(receiver))
-        finally:
-            for process, _ in running.values():
-                process.kill()
+def run_here(cases: Sequence[Case], jobs: int = 1) -> Generator[Record, None, None]:
+    """Run up to ``jobs`` cases in parallel: an :data:`Executor`."""
+    waiting = iter(cases)
+    running: dict[Connection, tuple[BaseProcess, Case]] = {}
+    try:
+        while True:
+            for case in islice(waiting, jobs - len(running)):
+                receiver, process = _start(case)
+                running[receiver] = process, case
+            if not running:
+                return
+            ready = wait(list(running))
+            for receiver in [receiver for receiver in running if receiver in ready]:
+                yield _receive(receiver, *running.pop(receiver))
+    finally:
+        for process, _ in running.values():
+            process.kill()
 
 
 def _start(case: Case) -> tuple[Connection, BaseProcess]:

@@ -19,7 +19,7 @@ from torch.utils.benchmark import set_torch_threads
 
 from gradfree.benchmarks.records.case import Case, Row, recorded
 from gradfree.benchmarks.records.records import Record, error_of
-from gradfree.benchmarks.running.workers import Workers
+from gradfree.benchmarks.running.workers import run_here
 from gradfree.benchmarks.tables import verdict
 from gradfree.benchmarks.tables.chart import Axis, Chart, bars, points
 from gradfree.benchmarks.tables.column import Cell, Column, Figure, column
@@ -167,7 +167,7 @@ class Timing(Case):
         """Return the peak memory of a new process that runs a step; nothing if the process fails."""
         # The times must not be lost with it.
         with suppress(Exception):
-            (record,) = Workers(1).run([StepProcess(**vars(self), label=label)])
+            (record,) = run_here([StepProcess(**vars(self), label=label)])
             return record["results"]
         return {}
 

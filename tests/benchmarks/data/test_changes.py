@@ -167,8 +167,8 @@ def test_cases_of_an_engine_by_import_path_run_again_when_its_file_changes(folde
     torch.set_default_dtype(torch.float32)
     (folder / "own_engine.py").write_text(OWN)
     monkeypatch.syspath_prepend(folder)
-    before = planned(folder, capsys, "--list")
-    assert [line.split("/")[2] for line in before.splitlines()] == ["backprop", "own_engine:Mine gain=2", "all rows"]
+    _, *before = planned(folder, capsys, "--dry-run").splitlines()
+    assert [line.split("/")[2] for line in before] == ["backprop", "own_engine:Mine gain=2", "all rows"]
     (suite,) = suite_of(Sweep(tasks="digits", engines={"own_engine:Mine": {"gain": 2}}))
     file = RecordFile(folder / "out" / "records.jsonl")
     file.path.parent.mkdir()

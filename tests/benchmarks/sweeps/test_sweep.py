@@ -141,16 +141,16 @@ def test_invalid_sweeps_are_refused(options, message):
 def test_a_config_file_equals_the_same_flags(tmp_path, monkeypatch, capsys):
     (tmp_path / "sweep.yaml").write_text(
         "tasks: points\nengines:\n  highway_bp: {iterations: [0, 1]}\n  dsf:\nbatch_size: [4, 8]\ndtype: float32\n"
-        "seeds: 2\nlist: true\n"
+        "seeds: 2\ndry_run: true\n"
     )
     monkeypatch.chdir(tmp_path)
     main(["bench", "run", "--config", "sweep.yaml"])
     file = capsys.readouterr().out
     engines = "{highway_bp: {iterations: [0, 1]}, dsf: null}"
     flags = ["--tasks", "points", "--engines", engines, "--batch-size", "4,8", "--dtype", "float32", "--seeds", "2"]
-    main(["bench", "run", "--list", *flags])
+    main(["bench", "run", "--dry-run", *flags])
     assert capsys.readouterr().out == file
-    assert len(file.splitlines()) == 2 * (4 * 2 + 1)
+    assert len(file.splitlines()) == 1 + 2 * (4 * 2 + 1)
     assert [path.name for path in tmp_path.iterdir()] == ["sweep.yaml"]
 
 
