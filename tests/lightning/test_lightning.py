@@ -6,18 +6,14 @@ import lightning.fabric
 import lightning.pytorch as pl
 import pytest
 import torch
-from classifier_runs import ResidualClassifier, fit, loader, trainer
-from lightning_runs import is_bare
+from lightning_runs import fit, fresh, is_bare, quiet, trainer
+from plain_modules import Net, PlainModule
 from torch import nn
 
 import gradfree
 import gradfree.lightning
 
-pytestmark = [
-    pytest.mark.filterwarnings(
-        "ignore::UserWarning", "ignore::lightning.pytorch.utilities.warnings.PossibleUserWarning"
-    )
-]
+pytestmark = quiet
 
 
 def exact():
@@ -34,9 +30,9 @@ def exact():
     ],
 )
 def test_an_exact_engine_trains_like_lightning_without_an_engine(tmp_path, options):
-    expected = fit(tmp_path, "auto", **options)
+    expected = fit(tmp_path, **options)
     tolerance = 0.02 if options.get("precision") == "bf16-mixed" else 1e-6
-    for strategy in ("backprop", gradfree.lightning.EngineStrategy("backprop", plain=False), exact()):
+    for strategy in ("backprop", exact()):
         torch.testing.assert_close(fit(tmp_path, strategy, **options), expected, rtol=tolerance, atol=tolerance)
 
 
@@ -56,22 +52,21 @@ def test_pytorch_lightning_trains_too(tmp_path, by_name):
     Not DDP: in this process it would leave a process group and its environment to the tests that follow.
     """
     older = pytest.importorskip("pytorch_lightning")
-    members = {name: ResidualClassifier.__dict__[name] for name in ("training_step", "configure_optimizers")}
 
-    def __init__(self):
+    def __init__(self, kind):
         older.LightningModule.__init__(self)
-        self.net = ResidualClassifier().net
-        self.attached = []
+        self.net = Net(kind)
+        self.save_hyperparameters({"lr": 0.1, "batch_size": 8})
 
-    quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "accelerator": "cpu"}
-    module = type("Older", (older.LightningModule,), {"__init__": __init__, **members})()
+    ours = {name: vars(PlainModule)[name] for name in ("loss", "training_step", "configure_optimizers")}
+    kind = type("Older", (older.LightningModule,), {"__init__": __init__, **ours})
     strategy = "highway_bp" if by_name else gradfree.lightning.EngineStrategy("highway_bp", iterations=1)
-    trainer = older.Trainer(strategy=strategy, devices=1, max_epochs=1, default_root_dir=tmp_path, **quiet)
-    trainer.fit(module, loader())
-    assert module.attached
-    assert all(module.attached)
-    assert isinstance(trainer.strategy, older.strategies.Strategy)
-    assert by_name or trainer.strategy is strategy
+    quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "accelerator": "cpu"}
+    run = older.Trainer(strategy=strategy, devices=1, max_epochs=1, default_root_dir=tmp_path, **quiet)
+    run.fit(fresh("blocks", kind), PlainModule("blocks").train_dataloader())
+    assert run.strategy.handle.chains["net.middle"].solved
+    assert isinstance(run.strategy, older.strategies.Strategy)
+    assert by_name or run.strategy is strategy
     (saved,) = tmp_path.rglob("*.ckpt")
     assert "gradfree" in torch.load(saved, weights_only=False)
 
@@ -90,9 +85,9 @@ class Counting(pl.strategies.SingleDeviceStrategy):
 
 def test_an_engine_works_on_any_strategy_class(tmp_path):
     strategy = gradfree.lightning.engine_strategy("highway_bp", base=Counting, iterations=4, mark="mine")
-    torch.testing.assert_close(fit(tmp_path, strategy), fit(tmp_path, "auto"))
+    torch.testing.assert_close(fit(tmp_path, strategy), fit(tmp_path))
     assert isinstance(strategy, Counting)
-    assert (strategy.mark, strategy.backwards) == ("mine", 8)
+    assert (strategy.mark, strategy.backwards) == ("mine", 16)
     assert strategy.engine == gradfree.create_engine("highway_bp", iterations=4)
 
 
@@ -114,39 +109,35 @@ def test_wrong_options_raise_and_list_the_known_ones():
             gradfree.lightning.engine_strategy("highway_bp", base=base)
 
 
-def test_validation_and_prediction_run_without_an_engine(tmp_path):
-    class NoChain(ResidualClassifier):
-        def __init__(self):
-            super().__init__()
-            self.net = nn.Linear(8, 3)
-
-    trainer(tmp_path, strategy="highway_bp").validate(NoChain(), loader(), verbose=False)
+def test_validation_runs_without_an_engine_and_training_refuses_a_model_without_a_chain(tmp_path):
+    module = fresh("layers")
+    module.net.middle = nn.Linear(8, 8)
+    trainer(tmp_path, strategy="highway_bp").validate(module, verbose=False)
     with pytest.raises(gradfree.ChainError, match="no chain that can be found"):
-        trainer(tmp_path, strategy="highway_bp").fit(NoChain(), loader())
+        trainer(tmp_path, strategy="highway_bp").fit(module)
 
 
 def test_an_exception_in_training_leaves_the_module_detached(tmp_path):
-    class Failing(ResidualClassifier):
+    class Failing(PlainModule):
         def training_step(self, batch, index):
             raise ArithmeticError("on purpose")
 
-    model = Failing()
+    module = Failing("blocks")
     with pytest.raises(ArithmeticError):
-        trainer(tmp_path, strategy="highway_bp").fit(model, loader())
-    assert is_bare(model)
+        trainer(tmp_path, strategy="highway_bp").fit(module)
+    assert is_bare(module)
 
 
-@pytest.mark.parametrize("name", ["backprop", "highway_bp"])
-def test_several_devices_or_nodes_are_refused(tmp_path, name):
+def test_several_devices_or_nodes_are_refused(tmp_path):
     """Lightning alone would silently use one device for devices=2."""
     with pytest.raises(ValueError, match=r"on one device, but was given devices=2\. Use the strategy '<engine>_ddp'"):
-        trainer(tmp_path, strategy=name, devices=2)
+        trainer(tmp_path, strategy="highway_bp", devices=2)
     with pytest.raises(ValueError, match=r"num_nodes=2"):
-        trainer(tmp_path, strategy=name, num_nodes=2)
+        trainer(tmp_path, strategy="highway_bp", num_nodes=2)
 
 
 def test_chains_are_named_as_paths_of_the_lightning_module(tmp_path):
-    strategy = gradfree.lightning.EngineStrategy("highway_bp", chains=["blocks"])
-    with pytest.raises(gradfree.ChainError, match=r"no module 'blocks'. Did you mean 'net.blocks'"):
-        trainer(tmp_path, strategy=strategy).fit(ResidualClassifier(), loader())
-    fit(tmp_path, gradfree.lightning.EngineStrategy("highway_bp", chains=["net.blocks"]))
+    strategy = gradfree.lightning.EngineStrategy("highway_bp", chains=["middle"])
+    with pytest.raises(gradfree.ChainError, match=r"no module 'middle'. Did you mean 'net.middle'"):
+        trainer(tmp_path, strategy=strategy).fit(fresh("blocks"))
+    fit(tmp_path, gradfree.lightning.EngineStrategy("highway_bp", chains=["net.middle"]))

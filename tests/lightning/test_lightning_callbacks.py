@@ -3,16 +3,12 @@
 import lightning.pytorch as pl
 import pytest
 import torch
-from classifier_runs import ResidualClassifier, fit, loader, trainer
+from lightning_runs import fit, fresh, quiet, trainer
 
 import gradfree
 import gradfree.lightning
 
-pytestmark = [
-    pytest.mark.filterwarnings(
-        "ignore::UserWarning", "ignore::lightning.pytorch.utilities.warnings.PossibleUserWarning"
-    )
-]
+pytestmark = quiet
 
 
 class Logged(pl.Callback):
@@ -34,16 +30,16 @@ def test_the_fidelity_callback_logs_and_changes_nothing(tmp_path, engine, option
     watched = fit(tmp_path, engine, callbacks=callbacks, **options)
     assert torch.equal(watched, fit(tmp_path, engine, **options))
     first = logged.steps[0]
-    assert {"fidelity/cosine", "fidelity/norm_ratio", "fidelity/cosine/net.blocks.0.branch.1"} <= first.keys()
-    assert {"delta/cosine/net.blocks.0", "delta/norm_ratio/net.blocks.0"} <= first.keys()
+    assert {"fidelity/cosine", "fidelity/norm_ratio", "fidelity/cosine/net.middle.0.branch.0"} <= first.keys()
+    assert {"delta/cosine/net.middle.0", "delta/norm_ratio/net.middle.0"} <= first.keys()
     assert 0.2 < first["fidelity/cosine"] < 0.9999
-    assert len({step["fidelity/cosine"] for step in logged.steps}) == (2 if options else 4)
+    assert len({step["fidelity/cosine"] for step in logged.steps}) == (4 if options else 8)
 
 
 @pytest.mark.parametrize("callback", [gradfree.lightning.GradientFidelity, gradfree.lightning.EngineFigures])
 def test_callbacks_raise_without_an_engine(tmp_path, callback):
     with pytest.raises(TypeError, match=r"SingleDeviceStrategy has none: use Trainer\(strategy='<engine>'\)"):
-        trainer(tmp_path, callbacks=[callback()]).fit(ResidualClassifier(), loader())
+        trainer(tmp_path, callbacks=[callback()]).fit(fresh("blocks"))
     with pytest.raises(ValueError, match=r"every_n_steps must be at least 1, not 0"):
         callback(every_n_steps=0)
 
@@ -55,13 +51,13 @@ def test_engine_figures_are_logged_every_n_steps_and_change_nothing(tmp_path, op
 
     class Shown(pl.Callback):
         def on_before_zero_grad(self, trainer, *args):
-            shown.append("engine/residual/net.blocks" in trainer.progress_bar_metrics)
+            shown.append("engine/residual/net.middle" in trainer.progress_bar_metrics)
 
     callbacks = [gradfree.lightning.EngineFigures(every_n_steps=3, prog_bar=True), logged, Shown()]
     watched = fit(tmp_path, "highway_bp", callbacks=callbacks, **options)
     assert torch.equal(watched, fit(tmp_path, "highway_bp", **options))
-    assert {"engine/sweeps/net.blocks", "engine/residual/net.blocks"} == logged.steps[0].keys()
-    residuals = [step["engine/residual/net.blocks"] for step in logged.steps]
+    assert {"engine/sweeps/net.middle", "engine/residual/net.middle"} == logged.steps[0].keys()
+    residuals = [step["engine/residual/net.middle"] for step in logged.steps]
     assert all(0.0 < residual < 1.0 for residual in residuals)
-    assert len(set(residuals)) == (2 if options else 3)
+    assert len(set(residuals)) == (3 if options else 6)
     assert shown[-1]

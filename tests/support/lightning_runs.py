@@ -3,7 +3,7 @@
 import lightning.pytorch as pl
 import pytest
 import torch
-from plain_modules import KINDS, Net, PlainModule
+from plain_modules import KINDS, Net, PlainModule, weights
 
 import gradfree
 import gradfree.lightning
@@ -54,6 +54,17 @@ def trainer(folder, engine=None, **options):
     quiet |= {"limit_val_batches": 1, "num_sanity_val_steps": 0}
     usual = {"max_epochs": 2, "enable_checkpointing": False, "strategy": strategy(engine) if engine else "auto"}
     return pl.Trainer(default_root_dir=folder, **(quiet | usual | options))
+
+
+def fit(folder, engine="auto", **options):
+    """Return the weights after two epochs of a net of blocks; ``engine`` is a strategy or its name."""
+    module, run = fresh("blocks"), trainer(folder, strategy=engine, **options)
+    run.fit(module)
+    chains = run.strategy.handle.chains if hasattr(run.strategy, "handle") else {}
+    assert list(chains) == ([] if engine in ("auto", "backprop") else ["net.middle"])
+    assert all(site.solved for site in chains.values())
+    assert is_bare(module)
+    return weights(module)
 
 
 def is_bare(module):
