@@ -129,15 +129,6 @@ def test_a_resumed_run_has_no_turns_and_equals_an_uninterrupted_one(fastest, num
     assert all(map(torch.equal, model.parameters(), resumed.parameters()))
 
 
-def test_a_checkpoint_from_before_the_choice_starts_the_turns_again():
-    model, resumed = fresh(), fresh()
-    optimizer, again = wrapped(model), wrapped(resumed)
-    train(model, optimizer, steps=11)
-    again.load_state_dict(optimizer.state_dict())
-    assert again.handle.chosen is None
-    assert train(resumed, again, steps=10) == ["Backprop"] * 9 + [None]
-
-
 def test_detaching_during_the_turns_restores_the_model():
     model = fresh()
     before = snapshot(model)

@@ -1,7 +1,8 @@
-import copy
+from contextlib import nullcontext
 
 import pytest
 import torch
+from oracles import assert_unchanged, snapshot
 from torch import nn
 
 import gradfree
@@ -71,15 +72,14 @@ def test_it_changes_nothing_and_both_passes_have_the_same_dropout_masks():
     )
     x, target = torch.randn(8, 6), torch.randn(8, 6)
     model(x).sum().backward()
-    before = copy.deepcopy(model.state_dict()), [p.grad.clone() for p in model.parameters()], torch.get_rng_state()
+    before, grads, random = snapshot(model), [p.grad.clone() for p in model.parameters()], torch.get_rng_state()
     fidelity = gradfree.gradient_fidelity(
         gradfree.create_engine("fixed_point", iterations=3), model, loss_fn, (x, target), chains=[""]
     )
     assert fidelity.total.relative_error < 1e-10
-    assert all(torch.equal(model.state_dict()[key], value) for key, value in before[0].items())
-    assert all(torch.equal(p.grad, g) for p, g in zip(model.parameters(), before[1], strict=True))
-    assert torch.equal(torch.get_rng_state(), before[2])
-    assert not any(m._forward_hooks or "forward" in vars(m) for m in model.modules())
+    assert_unchanged(model, before)
+    assert all(torch.equal(p.grad, g) for p, g in zip(model.parameters(), grads, strict=True))
+    assert torch.equal(torch.get_rng_state(), random)
 
 
 class Sequences(nn.Module):
@@ -104,8 +104,8 @@ def sum_of_squares(out, target):
 
 @pytest.mark.parametrize("kind", MODELS)
 @pytest.mark.parametrize(("name", "options"), ENGINES)
-def test_loss_fidelity_uses_the_graph_of_the_loss_and_leaves_backward_unchanged(name, options, kind):
-    """The figures equal those of two separate passes; the engine's state, .grad and the random state do not change."""
+def test_loss_fidelity_and_figures_use_the_graph_of_the_loss_and_leave_backward_unchanged(name, options, kind):
+    """Fidelity equals that of two separate passes; the engine's state, .grad and the random state do not change."""
     engine, model, x = gradfree.create_engine(name, **options), MODELS[kind](), torch.randn(4, 6)
     if not engine.validate(model).ok:
         pytest.skip("not a chain for this engine")
@@ -120,8 +120,11 @@ def test_loss_fidelity_uses_the_graph_of_the_loss_and_leaves_backward_unchanged(
                 found = loss_fidelity(loss, model, handle)
                 assert handle.state_dict() == {}
                 assert all(p.grad is None for p in model.parameters())
-            loss.backward()
-        results.append([*(p.grad.clone() for p in model.parameters() if p.grad is not None), torch.get_rng_state()])
+            with gradfree.engine_figures() if compare else nullcontext():
+                loss.backward()
+            kept = [value for own in handle.state_dict().values() for value in own.values()]
+        grads = [p.grad.clone() for p in model.parameters() if p.grad is not None]
+        results.append([*grads, *kept, torch.get_rng_state()])
     assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
     for one, other in ((found.total, expected.total), (found.chains, expected.chains)):
         assert one.cosine == pytest.approx(other.cosine, abs=1e-10, nan_ok=True)
