@@ -34,6 +34,26 @@ NETS = {
 }
 
 
+def two_passes(net, x, errors, feedback, second=False):
+    """Return the gradients of a Linear-Tanh net from two passes, sample by sample: from x, and from x - F e, |e| = 1.
+
+    Weights get the inputs of the first pass, as in FOTON, or of the ``second`` one, as in PEPITA.
+    """
+    layers = list(with_weights(net).values())
+    for p in net.parameters():
+        p.grad = torch.zeros_like(p)
+    with torch.no_grad():
+        for sample, e in zip(x, errors, strict=True):
+            h, other = sample, sample - feedback @ (e / e.norm())
+            for layer in layers:
+                given = other if second else h
+                h, other = layer(h).tanh(), layer(other).tanh()
+                delta = e if layer is layers[-1] else e.norm() * (h - other)
+                layer.weight.grad += torch.outer(delta, given)
+                layer.bias.grad += delta
+    return {name: p.grad.clone() for name, p in net.named_parameters()}
+
+
 def run(net, x, engine=None):
     """Return the gradients, always with the same dropout masks, and the engine's random matrices."""
     torch.manual_seed(3)

@@ -45,36 +45,9 @@ def test_directions_differ_between_passes_and_seeds():
         assert not any(torch.equal(one, other) for other in found[:i])
 
 
-def test_a_resumed_training_equals_an_uninterrupted_one():
-    def trained(steps, state=None):
-        torch.manual_seed(0)
-        model = plain_model()
-        optimizer = gradfree.EngineOptimizer(torch.optim.SGD(model.parameters(), 1e-3), model, "forward_gradient")
-        if state is not None:
-            model.load_state_dict(state[0])
-            optimizer.load_state_dict(state[1])
-        for _ in range(steps):
-            optimizer.zero_grad()
-            model(torch.linspace(-1, 1, 24).view(4, 6)).pow(2).sum().backward()
-            optimizer.step()
-        return model.state_dict(), optimizer.state_dict()
-
-    straight, resumed = trained(6)[0], trained(3, trained(3))[0]
-    assert all(torch.equal(resumed[name], weight) for name, weight in straight.items())
-
-
 class Attention(nn.Module):
     def forward(self, x):
         return x + nn.functional.scaled_dot_product_attention(x, x, x)
-
-
-def test_blocks_that_mix_samples_are_refused_by_path():
-    model = nn.Sequential(*(nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)) for _ in range(2)))
-    with (
-        gradfree.create_engine("forward_gradient").attach(model, [""]),
-        pytest.raises(gradfree.ChainError, match="1 mixes the samples"),
-    ):
-        model(torch.randn(3, 4)).sum().backward()
 
 
 def test_attention_is_refused_unless_it_runs_on_the_plain_kernel():

@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from foton_nets import FORMS, convolutions, foton_gradients, orthogonal
-from layered_nets import NETS, dense, run
+from layered_nets import NETS, dense, run, two_passes
 from torch import nn
 
 from gradfree.algorithms import FOTON, OrthogonalBackprop
@@ -78,22 +78,6 @@ def test_linear_nets_that_expand_get_the_projected_gradient(widths):
         assert_equal_gradients(foton_gradients(net, x, **form), expected)
 
 
-def papers_gradients(net, x, feedback, error):
-    """The two passes of the paper for Linear-Tanh nets, sample by sample, with unit errors."""
-    layers = [layer for layer in net if isinstance(layer, nn.Linear)]
-    for e, sample in zip(error, x, strict=True):
-        norm = e.norm()
-        h, other = sample, sample - feedback @ (e / norm)
-        for layer in layers[:-1]:
-            after, other = torch.tanh(layer(h)), torch.tanh(layer(other))
-            layer.weight.grad += norm * torch.outer(after - other, h)
-            layer.bias.grad += norm * (after - other)
-            h = after
-        layers[-1].weight.grad += torch.outer(e, h)
-        layers[-1].bias.grad += e
-    return {name: p.grad.clone() for name, p in net.named_parameters()}
-
-
 @pytest.mark.parametrize("form", ["stored", "streaming", "F kept"])
 @pytest.mark.parametrize("samples", [1, 3, 9])
 def test_tanh_nets_follow_the_papers_two_passes(samples, form):
@@ -101,9 +85,7 @@ def test_tanh_nets_follow_the_papers_two_passes(samples, form):
     with torch.no_grad():
         error = (net(x).softmax(-1) - F.one_hot(y, 4)) / samples
         feedback = (net[4].weight @ net[2].weight @ net[0].weight).T
-        for p in net.parameters():
-            p.grad = torch.zeros_like(p)
-        expected = papers_gradients(net, x, feedback, error)
+    expected = two_passes(net, x, error, feedback)
     net.zero_grad()
     with FOTON(**FORMS[form]).attach(net):
         F.cross_entropy(net(x), y).backward()

@@ -3,12 +3,12 @@
 import re
 import warnings
 
-import lightning.pytorch as pl
 import pytest
 import torch
+from lightning_runs import fresh, trainer
+from plain_modules import PlainModule
 
 import gradfree
-import gradfree.lightning
 from gradfree.fidelity import loss_fidelity
 from gradfree.testing.cases.models import Model, Plain
 
@@ -84,40 +84,20 @@ def test_an_optimizer_step_warns_once():
     assert [bool(re.match(ALL, str(warning.message))) for warning in caught] == [True]
 
 
-def test_detaching_warns_in_a_plain_loop():
-    model = past()
-    handle = gradfree.create_engine("fixed_point").attach(model)
-    model(batch()).sum().backward()
-    with pytest.warns(UserWarning, match=ALL):
-        handle.detach()
-
-
 def test_lightning_warns_in_the_first_step(tmp_path):
-    class Module(pl.LightningModule):
-        def __init__(self):
-            super().__init__()
-            self.net = past()
-
+    class Bypassing(PlainModule):
         def training_step(self, batch, index):
-            return self.net(batch).pow(2).sum()
+            h = self.net.stem(batch[0])
+            for block in self.net.middle:
+                h = type(block).forward(block, h)
+            return self.net.head(h).pow(2).sum()
 
-        def configure_optimizers(self):
-            return torch.optim.SGD(self.parameters(), 1e-3)
-
-    options = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "devices": 1}
-    trainer = pl.Trainer(
-        strategy="highway_bp",
-        accelerator="cpu",
-        max_epochs=1,
-        default_root_dir=tmp_path,
-        enable_model_summary=False,
-        **options,
-    )
+    run = trainer(tmp_path, gradfree.create_engine("highway_bp"))
     with warnings.catch_warnings():
         warnings.filterwarnings("error", "the engine on")
-        with pytest.raises(UserWarning, match=r"the engine on 'net\.blocks' has never run for 5 of its 5 blocks"):
-            trainer.fit(Module(), torch.utils.data.DataLoader(batch(), batch_size=2))
-    assert trainer.global_step < 2
+        with pytest.raises(UserWarning, match=r"the engine on 'net\.middle' has never run for 4 of its 4 blocks"):
+            run.fit(fresh("blocks", Bypassing))
+    assert run.global_step < 2
 
 
 def stale(model, optimizer):

@@ -31,13 +31,13 @@ class Loops(Blocks):
 
 
 class LoopModel(LayeredModel):
-    def __init__(self, depth=5):
+    def __init__(self):
         super().__init__()
-        self.blocks = Loop(*(Plain() for _ in range(depth)))
+        self.blocks = Loop(*(Plain() for _ in range(5)))
 
 
-def engine(name="highway_bp", **options):
-    return gradfree.create_engine(name, **options)
+def engine(name="highway_bp"):
+    return gradfree.create_engine(name)
 
 
 @pytest.fixture(autouse=True)
@@ -46,19 +46,11 @@ def _registered(monkeypatch):
     monkeypatch.setattr(kinds, "_registered", {})
 
 
-@pytest.fixture
-def loops():
-    gradfree.register_chain("loops")(Loops)
-
-
-@pytest.mark.usefixtures("loops")
 def test_engines_choose_kinds_by_their_class_attributes():
     """``backprop`` leaves it to autograd, as all chains in depth; engines for layers name the kinds they accept."""
+    gradfree.register_chain("loops")(Loops)
     assert "nothing is attached" in engine("backprop").validate(LoopModel()).notes[0]
-    assert list(engine("backprop", plain=False).validate(LoopModel()).chains) == ["blocks"]
     assert Loops not in engine("pepita").kinds
-    with pytest.raises(gradfree.ChainError, match=r"is an nn.Sequential, nn.ModuleList or nn.ModuleDict. Possible"):
-        engine("pepita").attach(LoopModel(), ["blocks"])
     with pytest.raises(gradfree.ChainError, match=r"engine is a module with b1, b2, ..., or an nn.Seq"):
         engine().attach(LoopModel(), ["stem"])
 
@@ -74,8 +66,6 @@ def test_the_kind_registered_last_takes_a_module():
     gradfree.register_chain("loops")(Loops)
     gradfree.register_chain("two")(Two)
     assert str(engine().validate(LoopModel()).chains["blocks"]) == "2 blocks"
-    gradfree.register_chain("loops")(Loops)
-    assert str(engine().validate(LoopModel()).chains["blocks"]) == "5 blocks"
     gradfree.register_chain("loops")(Two)
     assert kinds.known_kinds().count(Loops) == 0
     assert str(engine().validate(LoopModel()).chains["blocks"]) == "2 blocks"

@@ -27,9 +27,7 @@ HIGHWAY = gradfree.create_engine("highway_bp")
             "no option 'iteration'; its options are: iterations, tolerance, segments, gamma",
         ),
         ("Highway-BP", {}, ValueError, "Did you mean 'highway_bp'?"),
-        ("HIGHWAY_BP", {}, ValueError, "Did you mean 'highway_bp'?"),
         (None, {}, TypeError, "the name of an engine must be a str, one of auto, backprop, deeppcr, "),
-        ("fixed_point", {"window": 2}, TypeError, "no option 'window'; its options are: iterations"),
     ],
 )
 def test_engine_names_and_options(name, options, error, message):

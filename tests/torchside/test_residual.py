@@ -9,6 +9,13 @@ import gradfree
 from gradfree.torchside.residual import residual_factor
 
 
+def read(block, x):
+    """K of one pass of a block, and its output."""
+    x = x.requires_grad_()
+    out = block(x)
+    return residual_factor(out, get_gradient_edge(x)), out.detach()
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("halved", [lambda x, g: 0.5 * x + g, lambda x, g: (x + g) * 0.5, lambda x, g: x / 2 + g])
 def test_the_mean_of_a_residual_path_times_a_python_number(halved, dtype):
@@ -19,45 +26,10 @@ def test_the_mean_of_a_residual_path_times_a_python_number(halved, dtype):
     assert torch.as_tensor(factor).mean().item() == 0.5
 
 
-@pytest.mark.parametrize("sign", [1, -1])
-def test_the_residual_path_through_two_relus_is_the_product_of_masks(sign):
-    """For relu(x) ± relu(x + y), K is the sum or difference of both masks, from -1 to 2, not their union."""
-    x = torch.randn(5, 6, requires_grad=True).view(5, 6)
-    state = get_gradient_edge(x)
-    first, second = torch.relu(x), torch.relu(x + torch.randn(5, 6))
-    out = first + second if sign == 1 else first - second
-    (expected,) = torch.autograd.grad(out.sum(), x, retain_graph=True)
-    assert set(expected.unique().tolist()) == ({0, 1, 2} if sign == 1 else {-1, 0, 1})
-    assert torch.equal(torch.as_tensor(residual_factor(out, state), dtype=torch.float64), expected)
-
-
-def read(block, x):
-    """K of one pass of a block, and its output."""
-    x = x.requires_grad_()
-    out = block(x)
-    return residual_factor(out, get_gradient_edge(x)), out.detach()
-
-
-def test_the_residual_path_through_a_layer_norm_is_its_scale():
-    linear, norm = nn.Linear(4, 4), nn.LayerNorm(4)
-    nn.init.normal_(norm.weight)
-    x = torch.randn(8, 4)
-    factor, _ = read(lambda x: norm(x + linear(x)), x)
-    total = (x + linear(x)).detach()
-    scale = norm.weight.detach() / (total.var(-1, correction=0, keepdim=True) + norm.eps).sqrt()
-    torch.testing.assert_close(factor, scale, rtol=1e-12, atol=1e-12)
-
-
-def _swin(block, x):
-    h = x + block(x)
+def _swin(g, x):
+    h = x + g(x)
     flat = h.reshape(-1, h.shape[-1])
-    return (flat + block(flat)).reshape(x.shape)
-
-
-NORMS = {
-    "batch": lambda: nn.BatchNorm1d(4),
-    "instance": lambda: nn.InstanceNorm1d(4, affine=True),
-}
+    return (flat + g(flat)).reshape(x.shape)
 
 
 def mask():
@@ -73,6 +45,12 @@ READ = {
     "lerp by a tensor": (lambda g, x: torch.lerp(g(x), x, mask() * 0.3), lambda x: mask() * 0.3),
     "clone": (lambda g, x: x.clone() + g(x), lambda x: 1.0),
     "a mask behind a view": (lambda g, x: torch.relu(x.flatten(0, 1) + 2).view(x.shape), lambda x: (x > -2).double()),
+    # Masks from -1 to 2, not their union.
+    "two masks": (lambda g, x: torch.relu(x) + torch.relu(x + 2), lambda x: (x > 0).double() + (x > -2)),
+    "a mask less another": (
+        lambda g, x: torch.relu(x) - torch.relu(x + 2),
+        lambda x: (x > 0).double() - (x > -2).double(),
+    ),
 }
 
 
@@ -85,17 +63,32 @@ def test_the_residual_path_is_found_through_these_operations(name):
     torch.testing.assert_close(factor, torch.as_tensor(expected(x), dtype=torch.float64).expand(x.shape))
 
 
-@pytest.mark.parametrize("training", [True, False])
+NORMS = {
+    "batch": lambda: nn.BatchNorm1d(4),
+    "batch, evaluation": lambda: nn.BatchNorm1d(4).eval(),
+    "instance": lambda: nn.InstanceNorm1d(4, affine=True),
+    "layer": lambda: nn.LayerNorm([4, 6]),
+    "RMS": lambda: nn.RMSNorm([4, 6]),
+    "dropout": lambda: nn.Dropout(0.4),
+}
+
+
 @pytest.mark.parametrize("name", NORMS)
-def test_the_residual_path_through_other_norms_is_their_scale(name, training):
+def test_the_residual_path_through_norms_and_dropout_is_their_scale(name):
     """With fixed statistics, a norm is that linear map."""
-    norm = NORMS[name]().train(training)
-    nn.init.uniform_(norm.weight, 0.5, 1.5)
+    norm = NORMS[name]()
+    for weight in norm.parameters():
+        nn.init.uniform_(weight, 0.5, 1.5)
+    if hasattr(norm, "bias"):
+        nn.init.zeros_(norm.bias)
     x = 3 * torch.randn(5, 4, 6)
     factor, out = read(norm, x)
-    shift = out - factor * x.detach()
-    constant = shift.transpose(0, 1).flatten(1) if name == "batch" else shift.flatten(0, 1)
-    torch.testing.assert_close(constant, constant[:, :1].expand_as(constant))
+    shift = (out - factor * x.detach()) / factor
+    if name in ("RMS", "dropout"):
+        torch.testing.assert_close(factor * x.detach(), out)
+    else:
+        dims = {"batch": (0, 2), "instance": (2,), "layer": (1, 2)}[name.partition(",")[0]]
+        torch.testing.assert_close(shift, shift.mean(dims, keepdim=True).expand_as(shift))
 
 
 def test_a_declared_residual_path_is_used():
@@ -137,19 +130,3 @@ class Opaque(torch.autograd.Function):
     @staticmethod
     def backward(ctx, g):
         return g
-
-
-def dropped(x):
-    return nn.functional.dropout(x, 0.4)
-
-
-def normed(x):
-    return nn.functional.rms_norm(x, [6], torch.linspace(0.5, 2.0, 6))
-
-
-@pytest.mark.parametrize("scaled", [dropped, normed])
-def test_the_residual_path_through_what_scales_it_is_the_scale(scaled):
-    """On a GPU these are kernels of their own."""
-    x = torch.randn(5, 6)
-    factor, out = read(scaled, x)
-    torch.testing.assert_close(factor * x.detach(), out)
