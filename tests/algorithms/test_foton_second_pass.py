@@ -74,14 +74,6 @@ def test_f_is_kept_for_refresh_feedback_every_optimizer_steps():
     assert not torch.equal(kept[1], kept[2])
 
 
-def test_keeping_f_requires_outputs_of_samples_by_classes():
-    net = dense(6, 5, 4)
-    with FOTON(refresh_feedback_every=2).attach(net):
-        out = net(torch.randn(3, 7, 6))
-        with pytest.raises(ChainError, match=r"takes outputs \(samples, classes\), but 1 returns \(3, 7, 4\)"):
-            out.sum().backward()
-
-
 @pytest.mark.parametrize("streaming", [False, True])
 @pytest.mark.parametrize("what", ["a weight", "the input"])
 def test_a_change_between_the_passes_is_refused(what, streaming):

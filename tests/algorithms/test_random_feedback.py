@@ -6,7 +6,6 @@ import torch.nn.functional as F
 from layered_nets import dense, drawn, run
 from torch import nn
 
-import gradfree
 from gradfree import ChainError
 from gradfree.algorithms import DFA, FA, FOTON, PEPITA
 from gradfree.testing.cases.models import assert_equal_gradients, gradients
@@ -67,10 +66,10 @@ def test_a_loss_on_an_earlier_state_uses_a_separate_matrix(engine):
         assert_equal_gradients(gradients(net, lambda: net(x)), expected, tolerance=0.0)
 
 
-@pytest.mark.parametrize("name", ["dfa", "pepita"])
-def test_outputs_other_than_samples_by_classes_are_refused(name):
+@pytest.mark.parametrize("engine", [DFA(), PEPITA(), FOTON(refresh_feedback_every=2)], ids=str)
+def test_outputs_other_than_samples_by_classes_are_refused(engine):
     net = dense(6, 5, 4)
-    with gradfree.create_engine(name).attach(net):
+    with engine.attach(net):
         out = net(torch.randn(3, 7, 6))
         with pytest.raises(ChainError, match=r"takes outputs \(samples, classes\), but 1 returns \(3, 7, 4\)"):
             out.sum().backward()

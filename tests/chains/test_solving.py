@@ -1,4 +1,4 @@
-"""Solving a chain by its engine or by backpropagation; wrong return values of engines."""
+"""Solving a chain by its engine or by backpropagation."""
 
 import copy
 
@@ -28,13 +28,3 @@ def test_exactly_affects_only_the_chains_of_its_handle():
         assert_equal_gradients(gradients(one, lambda: one(x)), approximate, tolerance=0.0)
     with pytest.raises(AssertionError):
         assert_equal_gradients(approximate, exact)
-
-
-@pytest.mark.parametrize("wrong", [lambda chain, direct: None, lambda chain, direct: direct])
-def test_a_wrong_return_value_of_an_engine_raises_and_names_the_right_one(wrong):
-    class Careless(gradfree.Engine):
-        gradients = staticmethod(wrong)
-
-    model, message = plain_model(), r"Careless.gradients must return what chain.gradients"
-    with Careless().attach(model), pytest.raises(TypeError, match=message):
-        model(torch.randn(4, 6)).sum().backward()

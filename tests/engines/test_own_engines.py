@@ -26,6 +26,16 @@ class Own(SweepEngine):
         return self.factor if self.factor in (None, 0.5) else chain.constant(self.factor)
 
 
+@pytest.mark.parametrize("wrong", [lambda chain, direct: None, lambda chain, direct: direct])
+def test_a_wrong_return_value_of_an_engine_raises_and_names_the_right_one(wrong):
+    class Careless(gradfree.Engine):
+        gradients = staticmethod(wrong)
+
+    model, message = plain_model(), r"Careless.gradients must return what chain.gradients"
+    with Careless().attach(model), pytest.raises(TypeError, match=message):
+        model(torch.randn(4, 6)).sum().backward()
+
+
 @pytest.mark.parametrize(
     ("options", "error", "what"),
     [

@@ -7,7 +7,6 @@ import pytest
 import torch
 from oracles import assert_unchanged, snapshot
 from torch import nn
-from torch.optim.lr_scheduler import LambdaLR
 
 import gradfree
 from gradfree import ChainError
@@ -48,19 +47,6 @@ def test_its_state_loads_into_a_plain_optimizer_and_back():
     again.load_state_dict(plain.state_dict())
     assert_same(train(resumed, again, x, 3), expected)
     assert again.state[next(resumed.parameters())]["step"] == 6
-
-
-def test_schedulers_and_added_parameter_groups_work():
-    model = plain_model()
-    optimizer = gradfree.EngineOptimizer(torch.optim.SGD(model.blocks.parameters(), 0.1), model)
-    optimizer.add_param_group({"params": list(model.stem.parameters()), "lr": 0.5})
-    assert isinstance(optimizer, torch.optim.Optimizer)
-    scheduler = LambdaLR(optimizer, lambda step: 0.5**step)
-    optimizer.step()
-    scheduler.step()
-    assert [group["lr"] for group in optimizer.optimizer.param_groups] == [0.05, 0.25]
-    assert optimizer.defaults["lr"] == 0.1
-    assert "lr: 0.25" in repr(optimizer)
 
 
 def test_a_closure_is_called_as_the_wrapped_optimizer_calls_it():

@@ -172,12 +172,3 @@ def test_errors_in_other_packages_do_not_affect_other_engines(capsys):
     assert gradfree.create_engine("right") == gradfree.create_engine("fixed_point")
     with pytest.raises(gradfree.ChainError, match="cannot be attached to"):
         HIGHWAY.attach(torch.nn.Linear(2, 2))
-
-
-@pytest.mark.usefixtures("others")
-def test_a_broken_command_of_another_package_does_not_break_others(tmp_path, capsys):
-    (tmp_path / "other-1.0.dist-info" / "entry_points.txt").write_text("[gradfree.commands]\nlost = no_such:main\n")
-    main(["engines", "dsf"])
-    out, err = capsys.readouterr()
-    assert out.startswith("dsf: Diagonal state feedbacks")
-    assert "warning: 'lost' in gradfree.commands of the package other cannot be loaded from no_such:main" in err

@@ -1,6 +1,5 @@
 """Common uses of Lightning work with every engine: manual optimization, validation, freezing, late models."""
 
-import lightning.pytorch as pl
 import pytest
 import torch
 from lightning_runs import WITH_STATE, fresh, is_bare, over, quiet, trainer
@@ -39,11 +38,3 @@ def test_the_strategy_uses_the_trainers_gpu(tmp_path, monkeypatch, how):
     assert run.strategy.root_device == torch.device("cuda", 1)
     with pytest.raises(ValueError, match="on one device, but was given devices=2"):
         trainer(tmp_path, strategy="foton", accelerator="gpu", devices=2)
-
-
-def test_pruning_the_layers_of_a_layer_engine_is_refused(tmp_path):
-    """Pruning adds hooks between the layer and the engine; blocks and recurrent layers support these."""
-    module = fresh("layers")
-    pruning = pl.callbacks.ModelPruning("l1_unstructured", [(module.net.middle[0], "weight")], amount=0.3)
-    with pytest.raises(gradfree.ChainError, match=r"net\.middle\.0 has got a forward hook or pre-hook"):
-        trainer(tmp_path, strategy="dfa", callbacks=[pruning]).fit(module)
