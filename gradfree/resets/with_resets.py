@@ -9,6 +9,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.utils.rnn import PackedSequence
 
 from gradfree.errors import ChainError
@@ -155,6 +156,11 @@ def _check_layer(layer: Any) -> None:
         changed = type(layer).forward not in {nn.RNN.forward, nn.GRU.forward, nn.LSTM.forward}
     elif isinstance(layer, CellLayer):
         changed = type(layer).forward is not CellLayer.forward
+        if any(isinstance(part, _BatchNorm) and part.training for part in layer.cell.modules()):
+            raise ChainError(
+                "run_with_resets: the cell normalises over the batch, which would be the pieces. Call eval() on its "
+                "batch normalization, or call the layer step by step."
+            )
     else:
         raise TypeError(
             "run_with_resets: layer must be an nn.RNN, nn.GRU, nn.LSTM or gradfree.CellLayer, not "

@@ -88,5 +88,8 @@ def unlike_any() -> Marks:
 def held_marks(cell: nn.Module) -> Marks:
     """Return the marks of everything in the cell, besides parameters, that its output may depend on."""
     values = [value for module in cell.modules() for value in vars(module).values()]
-    parts = [part for value in values for part in (value.values() if isinstance(value, dict) else [value])]
-    return marks_of(part for part in parts if not isinstance(part, nn.Parameter))
+    return marks_of(part for value in values for part in _parts(value) if not isinstance(part, nn.Parameter))
+
+
+def _parts(value: object) -> Iterable[object]:
+    return value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else [value]

@@ -181,6 +181,7 @@ X, NONE = torch.randn(7, 2, 3), torch.zeros(7, 2, dtype=torch.bool)
         (hooked("forward_hook"), (X, None, NONE), ChainError, "hooks"),
         (hooked("full_backward_hook"), (X, None, NONE), ChainError, "hooks"),
         (hooked("full_backward_pre_hook", CellLayer(nn.GRUCell(3, 4))), (X, None, NONE), ChainError, "hooks"),
+        (CellLayer(nn.Sequential(nn.BatchNorm1d(4))), (X, torch.zeros(2, 4), NONE), ChainError, "normalises over the"),
         (nn.Linear(3, 4), (X, None, NONE), TypeError, "not Linear"),
         (nn.GRU(3, 4), (pack_sequence([torch.randn(7, 3)]), None, NONE), TypeError, "PackedSequence"),
         (nn.GRU(3, 4), (X[:, 0], None, NONE[:, 0]), ValueError, r"\(T, B, I\).*\(7, 3\)"),

@@ -115,10 +115,10 @@ class Changing(Leaky):
 
     def __init__(self, mixes=False):
         super().__init__()
-        self.rate, self.masks, self.mixes = 0.0, {"h": torch.ones(HIDDEN)}, mixes
+        self.rate, self.masks, self.mixes = 0.0, {0: torch.ones(HIDDEN)}, mixes
 
     def forward(self, x, state):
-        after = super().forward(x, state * self.masks["h"])
+        after = super().forward(x, state * self.masks[0])
         after = after - after.mean(0) if self.mixes else after
         return nn.functional.dropout(after, self.rate, self.training)
 
@@ -135,15 +135,17 @@ def test_a_cell_is_compared_again_after_it_has_changed(change, options):
         assert "gives other states when it runs" in refusal(task.gradients)
 
 
-def test_a_cell_that_is_changed_between_its_passes_is_refused():
+@pytest.mark.parametrize("held", [lambda mask: {0: mask}, lambda mask: [mask]])
+def test_a_cell_that_is_changed_between_its_passes_is_refused(held):
     """Example: locked dropout draws a mask for each sequence; an earlier backward pass would use the later mask."""
     task = Task("leaky", 5)
     task.layer.cell = Changing()
+    task.layer.cell.masks = held(torch.ones(HIDDEN))
     expected = task.gradients()
     with gradfree.create_engine("fixed_point", iterations=5).attach(task.layer):
         assert_close(task.gradients(), expected)
         earlier = task.layer(task.x, task.state)[0].sum()
-        task.layer.cell.masks["h"] = torch.rand(HIDDEN)
+        task.layer.cell.masks[0] = torch.rand(HIDDEN)
         task.gradients()
         assert "not changed between the forward and the backward pass" in refusal(earlier.backward)
         copied = pickle.loads(pickle.dumps(task.layer))
