@@ -63,7 +63,8 @@ class CellLayer(nn.Module):
         steps = run_steps(self.cell, x, parts)
         out = torch.stack([step[0] for step in steps])
         if ends is None:
-            return [out, *steps[-1]]
+            # Copies: a gradient hook on the final state gets no share of the outputs, as with torch's layers.
+            return [out, *(part.clone() for part in steps[-1])]
         return [out, *(ends(torch.stack(part)) for part in zip(*steps, strict=True))]
 
     @property

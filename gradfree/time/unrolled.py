@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -35,7 +34,6 @@ from gradfree.torchside.guards import (
     unchanged,
     unlike_any,
 )
-from gradfree.torchside.private import asked_for
 from gradfree.torchside.random_state import RandomState
 from gradfree.torchside.sharding import sharded
 from gradfree.torchside.unsaved import Unsaved
@@ -128,8 +126,6 @@ class CellRecorder:
         refuse(sharded(self.inside))
         refuse((*hooked(self.inside), *tapped(self.inside)))
         out, *finals = _UnrollFunction.apply(self, len(parts), x, *parts, *self.layer.cell.parameters())
-        if out.requires_grad:
-            out.grad_fn.finals = list(map(weakref.ref, finals))
         return [out, ends(out)] if ends is not None else [out, *finals]
 
     def chain(self, ctx: _Context, x: Tensor, first: Sequence[Tensor], states: Sequence[Tensor]) -> UnrolledChain:
@@ -157,7 +153,6 @@ class _Context(FunctionCtx):
     parts: int
     parameters: Sequence[Tensor]
     versions: Sequence[int]
-    finals: Sequence[weakref.ref[Tensor]]
     held: Marks
     passes: Sequence[object]
     autocast: torch.autocast
@@ -204,7 +199,6 @@ class _UnrollFunction(torch.autograd.Function):
         first, states, parameters = rest[:parts], rest[parts:], ctx.parameters
         if [p._version for p in parameters] != list(ctx.versions):
             raise CHANGED_IN_PLACE.error(where=where)
-        _refuse_hooks(ctx, where)
         outputs = (cotangent, *[None] * (parts - 1))
         direct = tuple(_with_final(*part) for part in zip(outputs, finals, states, strict=True))
         with ctx.autocast:
@@ -223,16 +217,3 @@ def _with_final(e: Tensor | None, final: Tensor | None, like: Tensor) -> Tensor:
     if final is not None:
         e[-1] += final
     return e
-
-
-def _refuse_hooks(ctx: _Context, where: str) -> None:
-    """Raise if the gradient of the final state is observed: it lacks what comes by the outputs and by other parts."""
-    requested = {number for node, number in asked_for() if node is ctx}
-    for n, ref in enumerate(ctx.finals):
-        final = ref()
-        if n + 1 in requested or (final is not None and (final._backward_hooks or final.retains_grad)):
-            raise ChainError(
-                f"the final state of {where} has a gradient hook or retain_grad(), or torch.autograd.grad was asked "
-                "for its gradient. With an engine, this gradient lacks what comes by the outputs. Remove the hook or "
-                "request, or detach the engine."
-            )
