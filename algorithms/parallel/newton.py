@@ -9,9 +9,9 @@ from typing import Any
 from gradfree.chains.chain import ChainGradients
 from gradfree.convergence.passes import left_to_torch
 from gradfree.engines.to_tolerance import ToleranceEngine
+from gradfree.newton.iteration import NewtonOptions
 from gradfree.newton.newton_backward import newton_gradients
 from gradfree.newton.newton_forward import NewtonForward
-from gradfree.newton.newton_options import NewtonOptions
 from gradfree.time.forward import Forward, LayerCall
 
 _JACOBIANS = ("gate", "diagonal")

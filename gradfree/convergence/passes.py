@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -29,6 +30,8 @@ class Pass:
         memory: the engine's tensors of the chain, which last from pass to pass.
     """
 
+    failure: ClassVar[str] = "does not converge"
+
     path: str
     what: str
     name: str
@@ -44,14 +47,17 @@ class Pass:
         """Whether the pass must run sequentially, because an earlier one has not converged."""
         return self._pause[0] > 0
 
-    def remember(self, outcome: Outcome | None, failed: str) -> None:
+    def learn(self, outcome: Outcome, plan: Any) -> None:
+        """Learn from sweeps that have converged: by default nothing."""
+
+    def remember(self, outcome: Outcome | None, plan: Any = None) -> None:
         """Store the outcome: a pass that has not converged pauses sweeps for the next passes, longer each time.
 
         Only backward passes call this, so that a checkpoint's second forward pass runs like the first one.
 
         Args:
             outcome: of the sweeps; ``None`` if the pass ran sequentially from the start.
-            failed: the warning for the first failure, without the chain's name at its beginning.
+            plan: of the sweeps.
         """
         wait, pause = self._pause
         if outcome is None:
@@ -59,11 +65,17 @@ class Pass:
                 self._keep(wait - 1, pause)
         elif outcome.settled:
             self.memory.pop(self._pause_key, None)
+            self.learn(outcome, plan)
         # A NaN mismatch says nothing about the next pass.
         elif outcome.mismatches[-1] == outcome.mismatches[-1]:
             self._keep(*[2 * pause or _FIRST_PAUSE] * 2)
             if not pause:
-                warnings.warn(f"{self.path or 'the recurrent layer'} {failed}", stacklevel=2)
+                warnings.warn(
+                    f"{self.path or 'the recurrent layer'} {self.failure}: the {self.what} pass had an error of "
+                    f"{outcome.mismatches[-1]:.0e} after {outcome.sweeps} sweeps, and runs sequentially now. Sweeps "
+                    "are tried again from time to time. max_sweeps allows more; the engine 'backprop' needs none.",
+                    stacklevel=2,
+                )
 
     def report(self, chain: Chain, outcome: Outcome) -> None:
         """Report the figures of the pass to :func:`gradfree.engine_figures`."""
@@ -91,6 +103,22 @@ class Pass:
         self.memory[self._pause_key] = torch.tensor([wait, pause], device="cpu")
 
 
+class FinishedPass(NamedTuple):
+    """A pass that has run, and its outcome and plan: ``None`` if it ran sequentially from the start."""
+
+    chain_pass: Pass
+    outcome: Outcome | None = None
+    plan: Any = None
+
+
+def record_passes(chain: Chain, *passes: object) -> None:
+    """Remember the outcomes of the finished ones among ``passes``, and report their figures."""
+    for chain_pass, outcome, plan in (each for each in passes if isinstance(each, FinishedPass)):
+        chain_pass.remember(outcome, plan)
+        if outcome is not None:
+            chain_pass.report(chain, outcome)
+
+
 def left_to_torch(call: LayerCall, owner: str, swept: bool) -> Sequence[Callable[[], None]] | None:
     """Leave a layer to torch's kernel if no sweeps are tried and torch is faster than the closed form.
 
@@ -108,4 +136,4 @@ def left_to_torch(call: LayerCall, owner: str, swept: bool) -> Sequence[Callable
     paused = [each for each in passes if each.is_paused]
     if (swept and not paused) or not own_kernel_is_faster(call.mode, call.length, call.like, call.packed):
         return None
-    return [partial(each.remember, None, "") for each in paused]
+    return [partial(each.remember, None) for each in paused]

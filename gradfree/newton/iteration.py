@@ -1,16 +1,41 @@
-"""Sweeps over all steps at once until convergence."""
+"""Sweeps over all steps at once until convergence: options and stopping."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from math import inf, isfinite, log, nan
 
 from torch import Tensor
 
-from gradfree.convergence.outcome import Outcome, StoppingRule, largest, relative
+from gradfree.convergence.outcome import Outcome, StoppingRule, largest, relative, tolerance_for
+from gradfree.devices.costs import newton_break_even_sweeps
 
 # Limits the estimate of the remaining change, in multiples of the last: with slow convergence it is unreliable.
 _MAX_REMAINING = 10.0
+
+
+@dataclass(frozen=True)
+class NewtonOptions:
+    """The options of the engine ``newton``."""
+
+    jacobian: str
+    tolerance: float | None
+    max_sweeps: int | None
+
+    def stopping(self, length: int, like: Tensor, kind: str) -> StoppingRule | None:
+        """Return when to stop, or ``None`` if sweeps cannot pay; decides by sizes only, without a sync.
+
+        Args:
+            length: T.
+            like: a state, (B, H).
+            kind: the kind of cell, :attr:`Recurrence.kind`; sweeps never pay for "any".
+        """
+        if not length or not len(like) or kind == "any":
+            return None
+        sweeps = self.max_sweeps or newton_break_even_sweeps(length, like, kind)
+        # As many sweeps as there are steps are always exact.
+        return StoppingRule(tolerance_for(self.tolerance, like.dtype), min(sweeps, length)) if sweeps else None
 
 
 def iterate(

@@ -10,9 +10,8 @@ from torch import Tensor
 from gradfree.algebra.block_scan import block_scan, clamped, transposed
 from gradfree.chains.chain import ChainGradients
 from gradfree.convergence.outcome import Outcome, StoppingRule, largest, relative
-from gradfree.convergence.passes import Pass
-from gradfree.newton.iteration import iterate
-from gradfree.newton.newton_options import NewtonOptions, NewtonPass
+from gradfree.convergence.passes import FinishedPass, Pass, record_passes
+from gradfree.newton.iteration import NewtonOptions, iterate
 from gradfree.time.closed_forms import State
 from gradfree.time.time_chain import TimeChain
 
@@ -26,22 +25,20 @@ def newton_gradients(chain: TimeChain, direct: State, options: NewtonOptions) ->
         options: the engine's options.
     """
     delta, backward = _try_sweeps(chain, direct, options)
-    for finished in (chain.forward_pass, backward):
-        if isinstance(finished, NewtonPass):
-            finished.record_outcome(chain)
+    record_passes(chain, chain.forward_pass, backward)
     return chain.backpropagate(direct) if delta is None else chain.gradients(delta)
 
 
-def _try_sweeps(chain: TimeChain, direct: State, options: NewtonOptions) -> tuple[State | None, NewtonPass | None]:
+def _try_sweeps(chain: TimeChain, direct: State, options: NewtonOptions) -> tuple[State | None, FinishedPass | None]:
     """Return δ, ``None`` if sweeps do not converge; and the pass, ``None`` if sweeps cannot be used."""
     stopping = options.stopping(len(chain), chain.like[0], chain.kind)
     if stopping is None or any(e is not None and e.dim() != 3 for e in direct):
         return None, None
     chain_pass = Pass(chain.path, "backward", chain.name, chain.memory.of("newton"))
     if chain_pass.is_paused:
-        return None, NewtonPass(chain_pass)
+        return None, FinishedPass(chain_pass)
     delta, outcome = _solve(chain, direct, options, stopping)
-    return delta if outcome.settled else None, NewtonPass(chain_pass, outcome)
+    return delta if outcome.settled else None, FinishedPass(chain_pass, outcome)
 
 
 def _solve(chain: TimeChain, direct: State, options: NewtonOptions, stopping: StoppingRule) -> tuple[State, Outcome]:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from gradfree.convergence.passes import Pass
+from gradfree.convergence.passes import FinishedPass, Pass
 from gradfree.newton.all_steps import AllSteps
-from gradfree.newton.iteration import iterate
-from gradfree.newton.newton_options import NewtonOptions, NewtonPass
+from gradfree.newton.iteration import NewtonOptions, iterate
 from gradfree.time.forward import Forward, Recurrence, Trajectory, run_each_direction, run_sequentially
 
 
@@ -48,11 +47,11 @@ class NewtonForward(Forward):
         stopping = self.options.stopping(len(x), like, recurrence.kind)
         assert stopping is not None
         if chain_pass.is_paused:
-            return run_sequentially(recurrence)._replace(passes=[NewtonPass(chain_pass)])
+            return run_sequentially(recurrence)._replace(passes=[FinishedPass(chain_pass)])
         steps = AllSteps.create(recurrence, self.options.jacobian)
         start = steps.start()
         states, outcome = iterate(steps.sweep, start, stopping, start, recurrence.kind == "separate units")
-        passes = [NewtonPass(chain_pass, outcome)]
+        passes = [FinishedPass(chain_pass, outcome)]
         if not outcome.settled:
             return run_sequentially(recurrence)._replace(passes=passes)
         finals = [part[-1].view_as(first) for part, first in zip(states, recurrence.first, strict=True)]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import inf, log
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -35,6 +34,8 @@ class ChainPass(Pass):
         fused: whether one of torch's kernels runs whole sequences.
     """
 
+    failure = "has long memory"
+
     length: int
     like: Tensor
     kind: str
@@ -53,8 +54,9 @@ class ChainPass(Pass):
         kept = self.memory.get(self._burn_key)
         return _FIRST_BURN if kept is None else int(kept)
 
-    def set_burn(self, burn: int) -> None:
-        """Keep ``burn`` as the number of burn-in steps of later passes."""
+    def learn(self, outcome: Outcome, plan: SegmentPlan) -> None:
+        """Keep a better number of burn-in steps for later passes."""
+        burn = _better_burn(plan, outcome.mismatches[0], self.length)
         # On the CPU regardless of torch.set_default_device, so that reading it causes no sync.
         self.memory[self._burn_key] = torch.tensor(burn, device="cpu")
 
@@ -70,14 +72,6 @@ class SegmentPlan:
     count: int
     burn: int
     stopping: StoppingRule
-
-
-class FinishedPass(NamedTuple):
-    """A pass that has run, its plan and its outcome (``None`` if it ran sequentially from the start)."""
-
-    chain_pass: ChainPass
-    plan: SegmentPlan | None = None
-    outcome: Outcome | None = None
 
 
 @dataclass(frozen=True)
@@ -115,23 +109,6 @@ class SegmentRule:
             most, worth = min(self.max_sweeps, count - 1), inf
         stopping = StoppingRule(tolerance_for(self.tolerance, chain_pass.like.dtype), most, worth)
         return SegmentPlan(count, min(burn, chain_pass.length // count), stopping)
-
-    def learn(self, finished: FinishedPass) -> None:
-        """Learn from a pass: a better burn-in, or to pause segments if it did not converge (with a first warning).
-
-        Called in backward passes only, so that a checkpoint's second forward pass runs as the first one did.
-        """
-        chain_pass, plan, outcome = finished
-        failed = ""
-        if plan is not None and outcome is not None:
-            failed = (
-                f"has long memory: the {chain_pass.what} pass in {plan.count} segments had an error of "
-                f"{outcome.mismatches[-1]:.0e} at a border after {outcome.sweeps} sweeps, and runs sequentially now. "
-                "Segments are tried again from time to time. The engine 'backprop' never uses segments."
-            )
-            if outcome.settled:
-                chain_pass.set_burn(_better_burn(plan, outcome.mismatches[0], chain_pass.length))
-        chain_pass.remember(outcome, failed)
 
 
 def _better_burn(plan: SegmentPlan, mismatch: float, length: int) -> int:

@@ -11,10 +11,11 @@ from torch import Tensor
 from gradfree.algebra.cotangents import Factor
 from gradfree.chains.chain import ChainGradients
 from gradfree.convergence.outcome import largest
+from gradfree.convergence.passes import FinishedPass, record_passes
 from gradfree.segments.gru_backward import GRUSegmentsBackward
-from gradfree.segments.layout import join_segments, split_segments
+from gradfree.segments.layout import join_segments, segment_products, split_segments
 from gradfree.segments.multiple_shooting import SweepResult, solve_borders
-from gradfree.segments.rule import ChainPass, FinishedPass, SegmentPlan, SegmentRule
+from gradfree.segments.rule import ChainPass, SegmentPlan, SegmentRule
 from gradfree.time.closed_chain import CellChain
 from gradfree.time.closed_forms import State
 from gradfree.time.time_chain import TimeChain
@@ -29,11 +30,7 @@ def segmented_gradients(chain: TimeChain, direct: State, rule: SegmentRule) -> C
         rule: the engine's options.
     """
     gradients, backward = _solve(chain, direct, rule)
-    for finished in (chain.forward_pass, backward):
-        if isinstance(finished, FinishedPass):
-            rule.learn(finished)
-            if finished.outcome is not None:
-                finished.chain_pass.report(chain, finished.outcome)
+    record_passes(chain, chain.forward_pass, backward)
     return chain.backpropagate(direct) if gradients is None else gradients
 
 
@@ -53,7 +50,7 @@ def _solve(chain: TimeChain, direct: State, rule: SegmentRule) -> tuple[ChainGra
         segments = _BackwardSegments(chain, direct, plan)
     gate_products = None if rule.corrector is None else segments.gate_products
     result, outcome = solve_borders(segments.run, segments.guess(), plan.stopping, gate_products, reverse=True)
-    return segments.gradients(result) if outcome.settled else None, FinishedPass(this, plan, outcome)
+    return segments.gradients(result) if outcome.settled else None, FinishedPass(this, outcome, plan)
 
 
 class _BackwardSegments:
@@ -85,9 +82,7 @@ class _BackwardSegments:
 
     def gate_products(self) -> Sequence[Factor]:
         """Return the products of the gates' diagonals over each segment."""
-        return [
-            d.reshape(self.count, -1, d.shape[-1]) if isinstance(d, Tensor) else d for d in self.links.gate_products()
-        ]
+        return [segment_products(d, self.count) for d in self.chain.diagonal]
 
     def gradients(self, delta: State) -> ChainGradients:
         """Return the chain's gradients from δ of all segments; the segments cannot run again."""

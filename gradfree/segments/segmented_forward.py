@@ -10,10 +10,11 @@ from torch import Tensor
 
 from gradfree.algebra.cotangents import Factor
 from gradfree.convergence.outcome import largest
+from gradfree.convergence.passes import FinishedPass
 from gradfree.segments.gru import GRUSegments, keeps_gates
 from gradfree.segments.layout import join_segments, split_segments
 from gradfree.segments.multiple_shooting import SweepResult, solve_borders
-from gradfree.segments.rule import ChainPass, FinishedPass, SegmentPlan, SegmentRule
+from gradfree.segments.rule import ChainPass, SegmentPlan, SegmentRule
 from gradfree.time.closed_forms import linearise
 from gradfree.time.forward import Forward, Recurrence, Trajectory, run_each_direction, run_sequentially
 
@@ -46,7 +47,7 @@ class SegmentedForward(Forward):
         gate_products = segments.gate_products if self.rule.corrector and recurrence.mode is not None else None
         found, outcome = solve_borders(segments.run, segments.guess(), plan.stopping, gate_products)
         whole = segments.trajectory(found) if outcome.settled else run_sequentially(recurrence)
-        return whole._replace(passes=[FinishedPass(this, plan, outcome)])
+        return whole._replace(passes=[FinishedPass(this, outcome, plan)])
 
 
 def _chain_pass(recurrence: Recurrence) -> ChainPass:

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import cached_property
-from typing import Any
 
 from torch import Tensor
 
 from gradfree.algebra.block_scan import Blocks
-from gradfree.algebra.cotangents import Factor, plus, times
+from gradfree.algebra.cotangents import Factor
 from gradfree.chains.chain import ChainGradients
 from gradfree.chains.memory import Memory
-from gradfree.time.closed_forms import Linearised, State, linearise
+from gradfree.time.closed_forms import Linearised, Links, State, linearise
 from gradfree.time.gru_forward import Gates
-from gradfree.time.time_chain import Links, SplitJacobian, TimeChain
+from gradfree.time.time_chain import SplitJacobian, TimeChain
 
 
 class CellChain(TimeChain):
@@ -64,11 +63,7 @@ class CellChain(TimeChain):
 
     def rest_vjp(self, delta: State, factors: SplitJacobian) -> State:
         """Return δ_t (F_t - K_t) for t = 2..T: one matrix product with W_hh, the rest elementwise."""
-        parts = list(self.cell.cross_terms(delta, _LATER))
-        for n, (part, rest) in enumerate(zip(delta, factors.rest, strict=True)):
-            parts[n] = plus(parts[n], times(_at(part, _LATER), _at(rest, _LATER)))
-        parts[0] = plus(self.cell.hidden_cotangent(delta, _LATER) @ self.parameters[1], parts[0])
-        return tuple(parts)
+        return self.cell.vjp(delta, factors.rest, _LATER)
 
     def unit_blocks(self, carried: bool) -> Blocks:
         """Return the Jacobians of the gates and, without ``carried``, of the path through the diagonals of W_hh."""
@@ -111,8 +106,3 @@ def _product(cotangent: Tensor, x: Tensor) -> Tensor:
 
 
 _LATER = slice(1, None)
-
-
-def _at(x: Any, steps: slice) -> Any:
-    """Return ``x`` at ``steps``; return ``x`` itself if it has no time dimension."""
-    return x[steps] if isinstance(x, Tensor) and x.dim() == 3 else x

@@ -32,8 +32,25 @@ _Self = TypeVar("_Self", bound="Linearised")
 ALL = slice(None)
 
 
-class Linearised(ABC):
-    """The Jacobians of all steps of one layer: its :class:`~gradfree.time.time_chain.Links`.
+class Links(ABC):
+    """Links whose VJPs are computed step by step, for any number of steps and sequences."""
+
+    @abstractmethod
+    def unroll(self, direct: State, entering: Sequence[Tensor] | None = None) -> State:
+        """Return the exact δ_t = e_t + δ_{t+1} F_{t+1} of the first ``len(direct[0])`` steps.
+
+        Args:
+            direct: e, part by part.
+            entering: the cotangent that enters the last of these steps, part by part, (B, H). ``None``: zero.
+        """
+
+    @abstractmethod
+    def initial_cotangent(self, delta: State) -> Sequence[Tensor]:
+        """Return δ_1 F_1, part by part, (B, H)."""
+
+
+class Linearised(Links):
+    """The Jacobians of all steps of one layer.
 
     Args:
         weight: W_hh.
@@ -59,17 +76,15 @@ class Linearised(ABC):
 
     def initial_cotangent(self, delta: State) -> Sequence[Tensor]:
         """Return δ_1 F_1, part by part, (B, H)."""
-        first = slice(0, 1)
-        parts = list(self.cross_terms(delta, first))
-        for n, (part, d) in enumerate(zip(delta, self.diagonal, strict=True)):
-            own = None if part is None else part[first]
-            parts[n] = plus(parts[n], times(own, d[first] if isinstance(d, Tensor) else d))
-        parts[0] = plus(self.hidden_cotangent(delta, first) @ self.weight, parts[0])
-        return [part[0] for part in parts]
+        return [part[0] for part in self.vjp(delta, self.diagonal, slice(0, 1))]
 
-    def gate_products(self) -> Sequence[Factor]:
-        """Return the products of the gates' diagonals over all steps, part by part, (B, H) or 0.0."""
-        return [d.prod(0) if isinstance(d, Tensor) else d for d in self.diagonal]
+    def vjp(self, delta: State, diagonal: Sequence[Factor], steps: slice) -> State:
+        """Return δ_t F_t at ``steps``, with ``diagonal`` in place of the gates' diagonal."""
+        parts = list(self.cross_terms(delta, steps))
+        for n, (part, d) in enumerate(zip(delta, diagonal, strict=True)):
+            parts[n] = plus(parts[n], times(_at(part, steps), _at(d, steps)))
+        parts[0] = plus(self.hidden_cotangent(delta, steps) @ self.weight, parts[0])
+        return tuple(parts)
 
     @abstractmethod
     def hidden_cotangent(self, delta: State, steps: slice = ALL) -> Tensor:
@@ -94,15 +109,6 @@ class Linearised(ABC):
     @abstractmethod
     def jacobians(self, steps: slice) -> Tensor:
         """Return F_t at ``steps``, (·, B, H, H) for row vectors δ_t, all parts concatenated."""
-
-    @abstractmethod
-    def unroll(self, direct: State, entering: Sequence[Tensor] | None = None) -> State:
-        """Return the exact δ_t = e_t + δ_{t+1} F_{t+1}, step by step.
-
-        Args:
-            direct: e, part by part.
-            entering: the cotangent that enters the last step, part by part. ``None``: zero.
-        """
 
 
 class LinearisedRNN(Linearised):
@@ -270,6 +276,11 @@ class LinearisedLSTM(Linearised):
             parts = torch.stack([whole, whole, whole, hs[t]], -2)
             hs[t - 1].addmm_((factors[t] * parts).flatten(-2), self.weight)
         return delta_h, delta_c
+
+
+def _at(x: Any, steps: slice) -> Any:
+    """Return ``x`` at ``steps``; return ``x`` itself if it has no time dimension."""
+    return x[steps] if isinstance(x, Tensor) and x.dim() == 3 else x
 
 
 def _with_entering(delta: Tensor, entering: Sequence[Tensor] | None, part: int) -> Tensor:

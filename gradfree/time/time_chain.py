@@ -5,7 +5,6 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -17,7 +16,7 @@ from gradfree.chains.chain import Chain
 from gradfree.chains.memory import Memory, running_mean
 from gradfree.chains.survey import LinkFindings, share
 from gradfree.errors import ChainError
-from gradfree.time.closed_forms import State
+from gradfree.time.closed_forms import Links, State
 
 
 @dataclass(frozen=True)
@@ -31,24 +30,6 @@ class SplitJacobian:
 
     known: Sequence[Factor]
     rest: Sequence[Factor]
-
-
-class Links(Protocol):
-    """Links whose VJPs are computed step by step, for any number of steps and sequences."""
-
-    def unroll(self, direct: State, entering: Sequence[Tensor] | None = None) -> State:
-        """Return the exact δ_t = e_t + δ_{t+1} F_{t+1} of the first ``len(direct[0])`` steps.
-
-        Args:
-            direct: e, part by part.
-            entering: the cotangent that enters the last of these steps, part by part, (B, H). ``None``: zero.
-        """
-
-    def initial_cotangent(self, delta: State) -> Sequence[Tensor]:
-        """Return δ_1 F_1, part by part, (B, H)."""
-
-    def gate_products(self) -> Sequence[Factor]:
-        """Return the product of the gates' diagonals over all steps, part by part, (B, H) or 0.0."""
 
 
 class TimeChain(Chain):

@@ -16,8 +16,8 @@ from gradfree.chains.memory import Memory
 from gradfree.chains.refusals import hooked, tapped
 from gradfree.errors import RANDOM_CELL, ChainError
 from gradfree.time.cell_layer import ElementwiseCell, apply_cell, output_size, unit_blocks
-from gradfree.time.closed_forms import State
-from gradfree.time.time_chain import Links, SplitJacobian, TimeChain
+from gradfree.time.closed_forms import Links, State
+from gradfree.time.time_chain import SplitJacobian, TimeChain
 from gradfree.torchside.batched_vjps import batched_vjps
 from gradfree.torchside.graph import walk
 from gradfree.torchside.hooks import without_hooks
@@ -153,7 +153,7 @@ class UnrolledChain(TimeChain):
 
 
 @dataclass(frozen=True)
-class _CellLinks:
+class _CellLinks(Links):
     """The :class:`Links` of any cell, with one small graph for each step.
 
     Attributes:
@@ -177,9 +177,6 @@ class _CellLinks:
 
     def initial_cotangent(self, delta: State) -> Sequence[Tensor]:
         return self._step_vjp(delta, 0)
-
-    def gate_products(self) -> Sequence[Factor]:
-        return [0.0] * len(self.before)
 
     def _step_vjp(self, delta: State, t: int) -> list[Tensor]:
         """Return δ_t F_t."""
