@@ -37,7 +37,7 @@ from gradfree.algebra.cotangents import Cotangent, plus
 from gradfree.chains.chain import ChainGradients
 from gradfree.depth.depth_chain import Attached, DepthChain, Trained
 from gradfree.depth.link import Link, add_extra_vjps, add_inside, added, check_untouched
-from gradfree.depth.nodes import EXIT, ONLY_INSIDE, Anchor, Entry, Exit, Start
+from gradfree.depth.nodes import EXIT, ONLY_INSIDE, Entry, Exit, Start
 from gradfree.errors import ChainError
 from gradfree.torchside.graph import walk
 from gradfree.torchside.guards import check_finite, refuse_batched
@@ -54,7 +54,8 @@ class DepthPass:
 
     Attributes:
         chain_ref: a weak reference to the chain.
-        anchor: what the next entry leads to: the parameters of the blocks so far, and the leaves before the chain.
+        anchors: what the next entry leads to: the entry before it, or the leaves before the chain, and the parameters
+            of the blocks since.
         numbers: the index of each parameter, by its id.
         links: the blocks that have run.
         solving: whether the engine is solving the chain now.
@@ -64,7 +65,7 @@ class DepthPass:
         # solve() deletes `chain`: a state stored on a module would otherwise form a reference cycle with it.
         self.chain, self.chain_ref = chain, weakref.ref(chain)
         self.parameters, self.numbers = trained
-        self.anchor = torch.empty(0, requires_grad=True)
+        self.anchors = [torch.empty(0, requires_grad=True)]
         self.inputs = [(tensor, get_gradient_edge(tensor)) for tensor in inputs]
         self.links: list[Link] = []
         self.solving = False
@@ -79,8 +80,7 @@ class DepthPass:
     def begin(self, state: Tensor) -> Tensor:
         """Put the Start node after ``state``, h_0; return Start's output, which the first Exit node follows."""
         tensors = [tensor for tensor, _ in self.inputs]
-        if before := _leaves_before([state, *tensors]):
-            self.anchor = Anchor.apply(self.anchor, *before)
+        self.anchors += _leaves_before([state, *tensors])
         return Start.apply(self, state, *tensors, *self.parameters)
 
     def before_block(self, path: str, block: nn.Module, state: Tensor) -> None:
@@ -99,7 +99,8 @@ class DepthPass:
         """Return ``tensors`` without history, for the block at ``path``; for ``numbers`` see :class:`Entry`."""
         if not tensors:
             return ()
-        entered: Sequence[Tensor] = Entry.apply(self._ref, len(self.links), path, numbers, self.anchor, tensors)
+        entered: Sequence[Tensor] = Entry.apply(self._ref, len(self.links), path, numbers, tensors, *self.anchors)
+        self.anchors = [entered[0]]
         return entered
 
     def leave(self, link: Link, before: Tensor) -> Sequence[Tensor]:
@@ -109,8 +110,7 @@ class DepthPass:
         if link.extra:
             outputs += Exit.apply(self, index, True, outputs[0], link.extra)
         link.observe(outputs[0])
-        if link.parameters:
-            self.anchor = Anchor.apply(self.anchor, *[self.parameters[n] for n in link.parameters])
+        self.anchors += [self.parameters[n] for n in link.parameters]
         self.links.append(link)
         return outputs
 
@@ -218,7 +218,7 @@ class DepthPass:
     def _free(self) -> None:
         for link in self.links:
             link.given = None
-        self.links, self._freed = [], True
+        self.links, self.anchors, self._freed = [], [], True
 
     def _refuse_unseen(self) -> None:
         """Check for what neither autograd nor the nodes notice.
@@ -261,10 +261,10 @@ def _copied(cotangent: Tensor) -> Tensor:
 
 
 def _leaves_before(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Return the leaves that ``tensors`` were computed from; for leaves behind another chain, that chain's anchor."""
+    """Return the leaves that ``tensors`` were computed from; for leaves behind another chain, that chain's anchors."""
     graph = walk(tensors, ends=(EXIT,))
     chains: list[Any] = [node for node, _ in graph.stops]
-    return [*graph.leaves, *(node.recording.anchor for node in chains)]
+    return [*graph.leaves, *(anchor for node in chains for anchor in node.recording.anchors)]
 
 
 def recorded_links(state: Tensor) -> Sequence[Link]:

@@ -1,21 +1,22 @@
-"""The four nodes that cut autograd's graph at the borders of a chain's blocks.
+"""The three nodes that cut autograd's graph at the borders of a chain's blocks.
 
 One pass through a chain h_i = f_i(h_{i-1}) makes this graph (arrows point backward, as autograd walks)::
 
     loss -> ... -> Exit_L -> ... -> Exit_2 -> Exit_1 -> Start -> h_0, other inputs, every parameter
                      :                :         :
-                   f_L's graph     f_2's     f_1's          each ends at its own Entry_i -> Anchor_i
+                   f_L's graph     f_2's     f_1's
+                     |                |         |
+                  Entry_L -> ... -> Entry_2 -> Entry_1 -> the leaves before the chain
 
 - *Start*, one per pass, lies before the first block. Autograd runs it last: its backward lets the engine solve the
   chain and returns all gradients.
 - *Entry*, one per block, gives the block its state (and other inputs) without history, so that each block builds a
   separate graph. Its backward runs only if the loss uses a tensor from inside the block. Such a gradient belongs to the
-  state before the block.
+  state before the block. It leads to the entry before it and to the parameters of the blocks between them, so that
+  ``torch.autograd.grad`` for these runs it, too. It never leads to Start or h_0: ``torch.autograd.grad`` on one block's
+  graph would walk through them. Nor does it lead to the block's own parameters: autograd would compute the gradient of
+  the block's input whenever it computes those of its weights.
 - *Exit*, one per block, passes the block's output to the model. Its backward collects the direct cotangents e_i.
-- *Anchor*, one per block, connects its entry to the parameters of the blocks before it, so that ``torch.autograd.grad``
-  for these runs the entry, too. Entries never lead to Start or h_0: ``torch.autograd.grad`` on one block's graph would
-  walk through them. Nor do they lead to the block's own parameters: autograd would compute the gradient of the block's
-  input whenever it computes those of its weights.
 """
 
 from __future__ import annotations
@@ -84,24 +85,8 @@ class Start(Function):
         return None, *gradients
 
 
-class Anchor(Function):
-    """(a leaf that needs a gradient or another anchor, leaves) -> an empty tensor for entries; keeps no pass alive."""
-
-    @staticmethod
-    def forward(ctx: _Context, *tensors: Tensor) -> Tensor:
-        """Store how many tensors there are."""
-        ctx.count = len(tensors)
-        ctx.set_materialize_grads(False)
-        return torch.empty(0)
-
-    @staticmethod
-    def backward(ctx: _Context, _: Cotangent) -> tuple[None, ...]:
-        """Return no gradients: entries give theirs to the pass."""
-        return (None,) * ctx.count
-
-
 class Entry(Function):
-    """(pass, link, its path, numbers, anchor, tensors) -> these tensors without history, for the block.
+    """(pass, link, its path, numbers, tensors, what it leads to) -> the tensors without history, for the block.
 
     ``numbers`` are the indices of the tensors among the inputs of the pass, ``None`` for the state. The tensors come in
     a list, which autograd does not look into.
@@ -114,11 +99,12 @@ class Entry(Function):
         index: int,
         path: str,
         numbers: Sequence[int | None],
-        anchor: Tensor,
         tensors: Sequence[Tensor],
+        *leads_to: Tensor,
     ) -> tuple[Tensor, ...]:
         """Detach the tensors; the results share memory and version counters with them."""
         ctx.recording, ctx.index, ctx.path, ctx.numbers = recording, index, path, numbers
+        ctx.count = len(leads_to)
         ctx.set_materialize_grads(False)
         return tuple([t.detach() for t in tensors])
 
@@ -126,11 +112,12 @@ class Entry(Function):
     def backward(ctx: _Context, *cotangents: Cotangent) -> tuple[None, ...]:
         """Give the pass the cotangents from inside the block; do nothing while the engine solves the chain."""
         recording = ctx.recording()
-        if recording is None:
-            raise ChainError(ONLY_INSIDE.format(path=ctx.path))
-        if not recording.solving:
-            recording.collect_inside(ctx.index, ctx.numbers, cotangents)
-        return None, None, None, None, None, None
+        if any(cotangent is not None for cotangent in cotangents):
+            if recording is None:
+                raise ChainError(ONLY_INSIDE.format(path=ctx.path))
+            if not recording.solving:
+                recording.collect_inside(ctx.index, ctx.numbers, cotangents)
+        return (None,) * (5 + ctx.count)
 
 
 class Exit(Function):

@@ -177,8 +177,11 @@ class BlockRecorder:
         tensors = [state, *others] if needed else others
         numbers = [*[None] * needed, *map(recording.number, others)]
         entered = recording.enter(self.path, numbers, tensors)
-        entry, versions = entered[0].grad_fn if entered else None, [*map(version, entered)]
+        entry, versions = entered[0].grad_fn if entered else None, [version(t) for t in entered]
         self._calls[get_ident()] = _Call(recording, before, tensors, numbers, entered, entry, versions)
+        if not others:
+            given = entered[0] if needed else state
+            return put(given, [given] * len(inputs))
         local = dict(zip(map(id, tensors), entered, strict=True))
         return put(local.get(id(state), state), [local[id(t)] for t in inputs])
 
@@ -199,23 +202,23 @@ class BlockRecorder:
         if not state.requires_grad:
             return None
         # If the block returns an input unchanged, the model gets its original tensor back.
-        same = {} if in_place else dict(zip(map(id, call.entered), call.tensors, strict=True))
+        same = {} if in_place else {id(e): t for e, t in zip(call.entered, call.tensors, strict=True)}
         if self.chain.skips and id(state) in same:
             joined = self.port.join(same[id(state)], rest)
             return joined if rest is None else replaced(joined, same)
-        known = {id(state), *same}
-        extra = [] if rest is None else [t for t in tensors_in(out) if t.requires_grad and id(t) not in known]
-        link = self._link(block, state, extra, in_place, call)
-        after, *outputs = call.recording.leave(link, call.before)
-        joined = self.port.join(after, rest)
         if rest is None:
-            return joined
+            (after,) = call.recording.leave(self._link(block, state, (), in_place, call), call.before)
+            return self.port.join(after, None)
+        extra = [t for t in tensors_in(out) if t.requires_grad and t is not state and id(t) not in same]
+        after, *outputs = call.recording.leave(self._link(block, state, extra, in_place, call), call.before)
         # The rest of the output may contain the state again.
-        return replaced(joined, {**same, id(state): after, **dict(zip(map(id, extra), outputs, strict=True))})
+        new = {**same, id(state): after, **dict(zip(map(id, extra), outputs, strict=True))}
+        return replaced(self.port.join(after, rest), new)
 
     def _link(self, block: nn.Module, state: Tensor, extra: Sequence[Tensor], in_place: bool, call: _Call) -> Link:
         graph = walk([state, *extra], ends=(ENTRY,))
-        parameters = [call.recording.numbers.get(id(leaf), -1) for leaf in graph.leaves]
+        numbers = call.recording.numbers
+        parameters = [numbers.get(id(leaf), -1) for leaf in graph.leaves]
         self._refuse_foreign(graph, parameters, call)
         entries = [(call.numbers[n], GradientEdge(node, n)) for node, n in sorted(graph.stops, key=itemgetter(1))]
         reached = entries
@@ -226,7 +229,7 @@ class BlockRecorder:
             path=self.path,
             block=block,
             out=state,
-            state=next((e for number, e in reached if number is None), None),
+            state=reached[0][1] if reached and reached[0][0] is None else None,
             inputs=[(number, e) for number, e in reached if number is not None],
             parameters=parameters,
             root=state.grad_fn,
@@ -297,9 +300,10 @@ class BlockRecorder:
         Raises:
             ChainError: it has changed another input, or the first state of the pass.
         """
-        changed = [t for t, before in zip(call.entered, call.versions, strict=True) if version(t) != before]
-        if not changed:
+        versions = [version(t) for t in call.entered]
+        if versions == call.versions:
             return False
+        changed = [t for t, now, before in zip(call.entered, versions, call.versions, strict=True) if now != before]
         # The first state comes from outside the pass, where the recorder does not see its other uses.
         if not call.recording.links or len(changed) > 1 or changed[0] is not call.given:
             raise ChainError(

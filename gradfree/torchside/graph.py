@@ -31,28 +31,29 @@ class Reached(NamedTuple):
 
 def walk(outputs: Iterable[Tensor], stops: Collection[Node] = (), ends: tuple[type, ...] = ()) -> Reached:
     """Walk back from ``outputs``, up to the nodes ``stops`` and to nodes of the classes ``ends``."""
-    outputs = list(outputs)
-    leaves = [out for out in outputs if out.is_leaf and out.requires_grad]
+    roots = [out for out in outputs if out.requires_grad]
+    leaves = [out for out in roots if out.is_leaf]
+    found: list[Any] = [(out.grad_fn, out.output_nr) for out in roots]
     nodes: list[Any] = []
     seen: set[Any] = {None}
     stopped: set[tuple[Any, int]] = set()
-    reached: list[Any] = [[(out.grad_fn, out.output_nr) for out in outputs]]
-    for pairs in reached:
-        for pair in pairs:
-            node = pair[0]
-            if node in seen:
-                continue
-            kind = type(node)
-            if kind is LEAF:
-                seen.add(node)
-                leaves.append(node.variable)
-            elif kind in ends or node in stops:
-                stopped.add(pair)
-            else:
-                seen.add(node)
-                nodes.append(node)
-                reached.append(node.next_functions)
-    return Reached(stopped, leaves, nodes, set(map(type, nodes)))
+    kinds: set[type] = set()
+    for pair in found:
+        node = pair[0]
+        if node in seen:
+            continue
+        kind = type(node)
+        if kind is LEAF:
+            seen.add(node)
+            leaves.append(node.variable)
+        elif kind in ends or node in stops:
+            stopped.add(pair)
+        else:
+            seen.add(node)
+            nodes.append(node)
+            kinds.add(kind)
+            found += node.next_functions
+    return Reached(stopped, leaves, nodes, kinds)
 
 
 def was_cast(output: Tensor, leaf: Tensor) -> bool:
