@@ -37,35 +37,35 @@ def copying(batch_size: int, delay: int, generator: Generator) -> Split:
     return Split(inputs, torch.cat([blanks, symbols], 1))
 
 
-def adding(batch_size: int, length: int, generator: Generator) -> Split:
-    """Return sequences of numbers; the target is the sum of the two marked ones.
+def adding_pixels(batch_size: int, length: int, generator: Generator) -> Split:
+    """Return sequences of numbers as images of one row; the target is the sum of the two marked numbers.
 
     The adding problem of Hochreiter & Schmidhuber 1997, "Long short-term memory", section 5.4, in the simpler form
     of Arjovsky et al. 2016, arXiv 1511.06464: numbers uniform in [0, 1), one marked in either half. Without memory
     the best guess is 1, with a mean squared error of 1/6.
 
     Returns:
-        Inputs (B, ``length``, 2), number and mark, and targets (B, 1), of the default dtype.
+        Inputs (B, 2, 1, ``length``), number and mark, and targets (B, 1), of the default dtype.
     """
     half = length // 2
     numbers = torch.rand(batch_size, length, generator=generator, device=generator.device)
     first = _integers(half, (batch_size, 1), generator)
     second = half + _integers(length - half, (batch_size, 1), generator)
     marks = torch.zeros_like(numbers).scatter_(1, torch.cat([first, second], 1), 1.0)
-    return Split(torch.stack([numbers, marks], -1), (numbers * marks).sum(1, keepdim=True))
+    return Split(torch.stack([numbers, marks], 1).unsqueeze(2), (numbers * marks).sum(1, keepdim=True))
 
 
-def parity(batch_size: int, length: int, generator: Generator) -> Split:
-    """Return sequences of random bits; the target is their parity, 1 if the number of ones is odd.
+def parity_pixels(batch_size: int, length: int, generator: Generator) -> Split:
+    """Return random bits as images of one row; the target is their parity, 1 if the number of ones is odd.
 
     Each bit flips the answer: without memory half of the guesses are right, and the minimal mean cross-entropy is
     ln 2.
 
     Returns:
-        Inputs, int64 (B, ``length``), and targets, int64 (B,).
+        Inputs (B, 1, 1, ``length``) of the default dtype, and targets, int64 (B,).
     """
     bits = _integers(2, (batch_size, length), generator)
-    return Split(bits, bits.sum(1) % 2)
+    return Split(bits[:, None, None].to(torch.get_default_dtype()), bits.sum(1) % 2)
 
 
 @dataclass(frozen=True)
@@ -95,18 +95,6 @@ def random_examples(shape: tuple[int, ...], classes: int, tokens: bool = False) 
     if tokens:
         return Split(torch.randint(classes, shape), torch.randint(classes, shape))
     return Split(torch.randn(shape), torch.randint(classes, shape[:1]))
-
-
-def adding_pixels(batch_size: int, length: int, generator: Generator) -> Split:
-    """Return :func:`adding` as images of one row, (B, 2, 1, ``length``)."""
-    inputs, targets = adding(batch_size, length, generator)
-    return Split(inputs.transpose(1, 2).unsqueeze(2), targets)
-
-
-def parity_pixels(batch_size: int, length: int, generator: Generator) -> Split:
-    """Return :func:`parity` as images of one row, (B, 1, 1, ``length``), of the default dtype."""
-    inputs, targets = parity(batch_size, length, generator)
-    return Split(inputs[:, None, None].to(torch.get_default_dtype()), targets)
 
 
 def _integers(below: int, shape: tuple[int, int], generator: Generator) -> Tensor:

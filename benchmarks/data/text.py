@@ -12,7 +12,6 @@ import torch
 
 from gradfree.benchmarks.data.bundled import Data, Split, windows
 from gradfree.benchmarks.data.stored import Arrays, Stored, with_all_splits
-from gradfree.cli import UsageError
 
 if TYPE_CHECKING:
     from datasets import DatasetDict
@@ -57,14 +56,7 @@ class Text(Stored):
         return {name: (_tokens(tokenizer, lines),) for name, lines in rows.items()}
 
     def arrange(self, arrays: Mapping[str, Arrays]) -> Data:
-        """Return the sequences; the targets are the inputs' next tokens.
-
-        Raises:
-            UsageError: a split is shorter than a sequence.
-        """
-        for name, (tokens,) in arrays.items():
-            if len(tokens) <= self.length:
-                raise UsageError(f"{self.name}: {name} has {len(tokens)} tokens, fewer than length {self.length} + 1.")
+        """Return the sequences; the targets are the inputs' next tokens."""
         train, validation, test = (
             windows(torch.from_numpy(*arrays[name]), self.length) for name in ("train", "validation", "test")
         )

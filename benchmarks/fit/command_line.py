@@ -22,11 +22,6 @@ gradfree fit --model my_module.Net --data my_module.Data --optimizer AdamW --tra
 
 
 class _CLI(LightningCLI):
-    @staticmethod
-    def subcommands() -> dict[str, set[str]]:
-        """Return Lightning's subcommands without predict, which needs a callback for the predictions."""
-        return {name: skipped for name, skipped in LightningCLI.subcommands().items() if name != "predict"}
-
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """Add options for checkpoints; by default the last one is saved, so that ``--ckpt_path last`` works."""
         parser.add_lightning_class_args(ModelCheckpoint, "checkpoint")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import random
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -16,7 +17,6 @@ from torch.utils.benchmark import set_torch_threads
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from gradfree.benchmarks.data.bundled import Data, Split
-from gradfree.benchmarks.data.digests import examples_digest
 from gradfree.benchmarks.records.case import ADDED
 from gradfree.benchmarks.tasks.imported import Builder, Imported
 from gradfree.benchmarks.tasks.metrics import LossMetric, accuracy
@@ -93,8 +93,8 @@ class Loaded:
             "test". From a single source, a tenth each is held out for validation and test. Two are for training and
             test, and the last tenth of the first is held out for validation. A source is a pair of tensors (inputs,
             targets), a data set of such pairs, or an iterable of batches of them, such as a ``DataLoader``.
-        examples: digest of the examples in any order: cases with other examples have other records. Empty if each call
-            returns other examples; then only a change of the loader's code is noticed.
+        examples: digest of the examples: cases with other examples have other records. Empty if each call returns other
+            examples; then only a change of the loader's code is noticed.
     """
 
     loader: Imported
@@ -122,7 +122,7 @@ class Loaded:
 def _digest(loader: Imported) -> str:
     """Return the digest of the examples; empty if a second call returns other ones."""
     digest = _load(loader)[1]
-    if examples_digest(_seeded_splits(loader)) == digest:
+    if _digest_of(_seeded_splits(loader)) == digest:
         return digest
     print(
         f"{loader.name} returns different examples in each call, so a change of the data cannot be noticed: finished "
@@ -141,7 +141,18 @@ def _load(loader: Imported) -> tuple[Data, str]:
     data = Data(*_hold_out(splits["train"])) if len(splits) == 1 else Data(**_with_last_tenth(splits))
     if not len(data.train.inputs):
         raise UsageError(f"{loader.name} returns too few examples: all are held out, and none is left for training.")
-    return data, examples_digest(splits)
+    return data, _digest_of(splits)
+
+
+def _digest_of(splits: Mapping[str, Split]) -> str:
+    """Return a digest of the examples in each split."""
+    digest = hashlib.blake2b()
+    for name, split in splits.items():
+        for x in split:
+            digest.update(f"{name} {x.dtype} {tuple(x.shape)}\n".encode())
+            # As bytes, since numpy does not have all of torch's dtypes.
+            digest.update(x.detach().cpu().flatten().contiguous().view(torch.uint8).numpy().data)
+    return digest.hexdigest()[:8]
 
 
 def _seeded_splits(loader: Imported) -> dict[str, Split]:

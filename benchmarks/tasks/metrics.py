@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
+from gradfree.benchmarks.data.synthetic import BLANK
+
 if TYPE_CHECKING:
     from torchmetrics import Metric
 
@@ -28,32 +30,24 @@ def mean_squared_error() -> Metric:
 
 def digit_accuracy() -> Metric:
     """Return the accuracy for 10 classes."""
-    return _share_of(10)
+    return accuracy()
 
 
 def parity_accuracy() -> Metric:
     """Return the accuracy for 2 classes."""
-    return _share_of(2)
-
-
-def _share_of(classes: int) -> Metric:
-    from torchmetrics.classification import MulticlassAccuracy
-
-    return MulticlassAccuracy(num_classes=classes, average="micro")
+    return accuracy()
 
 
 def recall_accuracy() -> Metric:
     """Return the accuracy on the symbols of ``copying``; blanks do not count."""
-    from gradfree.benchmarks.tasks.own_metrics import RecallAccuracy
-
-    return RecallAccuracy()
+    return accuracy(ignored=BLANK)
 
 
-def accuracy() -> Metric:
+def accuracy(ignored: int | None = None) -> Metric:
     """Return the accuracy for logits whose last dimension is the classes."""
     from gradfree.benchmarks.tasks.own_metrics import Accuracy
 
-    return Accuracy()
+    return Accuracy(ignored)
 
 
 @dataclass(frozen=True)

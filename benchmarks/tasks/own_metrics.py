@@ -6,30 +6,25 @@ from collections.abc import Callable
 
 from torch import Tensor
 from torchmetrics import MeanMetric
-from torchmetrics.classification import MulticlassAccuracy
-
-from gradfree.benchmarks.data.synthetic import BLANK, COPYING_VOCABULARY
-
-
-class RecallAccuracy(MulticlassAccuracy):
-    """Accuracy on the symbols of ``copying``; blanks do not count."""
-
-    def __init__(self) -> None:
-        super().__init__(COPYING_VOCABULARY, average="micro", ignore_index=BLANK)
-
-    def update(self, preds: Tensor, target: Tensor) -> None:
-        """Add logits (B, T, vocabulary) and targets (B, T)."""
-        super().update(preds.flatten(0, 1), target.flatten())
 
 
 class Accuracy(MeanMetric):
-    """Accuracy for logits whose last dimension is the classes."""
+    """Accuracy for logits whose last dimension is the classes.
+
+    Args:
+        ignored: a class that does not count where it is the target.
+    """
 
     higher_is_better = True  # type: ignore[assignment]
 
+    def __init__(self, ignored: int | None = None):
+        super().__init__()
+        self.ignored = ignored
+
     def update(self, preds: Tensor, target: Tensor) -> None:  # type: ignore[override]
         """Add logits (B, ..., classes) and class indices (B, ...)."""
-        super().update((preds.argmax(-1) == target).double())
+        right = (preds.argmax(-1) == target).double()
+        super().update(right if self.ignored is None else right[target != self.ignored])
 
 
 class MeanLoss(MeanMetric):
