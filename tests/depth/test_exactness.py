@@ -12,10 +12,10 @@ from gradfree.testing.cases.models import BLOCKS, Model, Plain, assert_equal_gra
 EXACT = {
     "backprop": lambda length: gradfree.create_engine("backprop", plain=False),
     "deeppcr": lambda length: gradfree.create_engine("deeppcr"),
-    "highway_bp": lambda length: gradfree.create_engine("highway_bp", iterations=length),
-    "highway_bp, gamma 0.3": lambda length: gradfree.create_engine("highway_bp", iterations=length, gamma=0.3),
-    "highway_bp, gamma 1": lambda length: gradfree.create_engine("highway_bp", iterations=length, gamma=1.0),
-    "fixed_point": lambda length: gradfree.create_engine("fixed_point", iterations=length),
+    "highway_bp": lambda length: gradfree.create_engine("highway_bp", iterations=length - 1),
+    "highway_bp, gamma 0.3": lambda length: gradfree.create_engine("highway_bp", iterations=length - 1, gamma=0.3),
+    "highway_bp, gamma 1": lambda length: gradfree.create_engine("highway_bp", iterations=length - 1, gamma=1.0),
+    "fixed_point": lambda length: gradfree.create_engine("fixed_point", iterations=length - 1),
     "truncated": lambda length: gradfree.create_engine("truncated", window=length),
 }
 

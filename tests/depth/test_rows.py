@@ -14,19 +14,15 @@ from torch.utils.checkpoint import checkpoint
 import gradfree
 from gradfree.errors import ChainError
 from gradfree.rows.structure import Structures
-from gradfree.testing.cases.models import LayeredModel, NormAndDropout, Plain, PostLN, assert_equal_gradients, gradients
+from gradfree.testing.cases.models import LayeredModel, Plain, PostLN, assert_equal_gradients, gradients
 from gradfree.torchside.graph import walk
 
 L = 6
 ENGINES = {
     "highway_bp": {"iterations": L},
-    "highway_bp, 0": {"iterations": 0},
     "highway_bp, 2": {"iterations": 2, "gamma": 0.3},
     "fixed_point": {"iterations": L},
-    "fixed_point, 1": {"iterations": 1},
-    "truncated": {"window": L},
     "truncated, 2": {"window": 2},
-    "dsf": {"iterations": L},
     "dsf, 1": {"feedback": 0.7, "iterations": 1},
 }
 
@@ -76,18 +72,11 @@ def test_gradients_are_those_one_by_one_and_outputs_bitwise_equal(name, kind, pa
     assert all(is_row(row) and torch.equal(row, out) for row, out in zip(rows, outs, strict=True))
 
 
-def test_a_row_with_retain_graph_and_nan_behaves_as_autograd():
+def test_nan_reaches_the_gradients_of_a_row():
     model, x = net(), torch.randn(4, 6)
-    expected = torch.autograd.grad(2 * model(x).sum(), list(model.parameters()))
     with attach(model):
-        loss = model(x).sum()
-        loss.backward(retain_graph=True)
-        loss.backward()
-        assert all(torch.allclose(p.grad, g, 1e-10) for p, g in zip(model.parameters(), expected, strict=True))
-        with pytest.raises(RuntimeError, match="a second time"):
-            loss.backward()
         model(x / 0).sum().backward()
-        assert all(p.grad.isnan().any() for p in model.blocks.parameters())
+    assert all(p.grad.isnan().any() for p in model.blocks.parameters())
 
 
 def block(forward):
@@ -156,53 +145,6 @@ def test_batched_true_is_refused_where_no_row_is_possible():
     ):
         with pytest.raises(ChainError, match="batched=True"):
             gradfree.create_engine(engine, **options).attach(model, [chain], batched=True)
-
-
-CHANGES = {
-    "cut, with the same outputs": lambda model, x: [setattr(inner, "off", True) for inner in model.blocks],
-    "a block more": lambda model, x: model.blocks.append(Plain()),
-    "another block": lambda model, x: model.blocks.__setitem__(2, Plain()),
-    "another layer": lambda model, x: setattr(model.blocks[2], "linear", nn.Linear(6, 6)),
-    "a frozen block": lambda model, x: model.blocks[2].requires_grad_(False),
-    "a larger batch": lambda model, x: x.resize_(7, 6).normal_(),
-}
-
-
-@pytest.mark.parametrize("change", CHANGES)
-def test_each_pass_sees_changes_of_the_blocks(change):
-    def forward(self, x):
-        return x + torch.tanh(self.linear(x.detach() if getattr(self, "off", False) else x))
-
-    model, x = net(block(forward)), torch.randn(4, 6)
-    with attach(model, batched="auto", iterations=L + 1):
-        gradients(model, lambda: model(x))
-        CHANGES[change](model, x)
-        actual = gradients(model, lambda: model(x))
-    assert_equal_gradients(actual, gradients(model, lambda: model(x)))
-
-
-def test_modes_are_read_in_each_pass_and_buffers_are_stacked():
-    model, x = net(NormAndDropout), torch.randn(4, 6)
-    for inner in model.blocks:
-        inner.norm.running_mean.normal_()
-    with attach(model, batched="auto") as handle:
-        for training in (False, True, False):
-            model.train(training)
-            torch.manual_seed(1)
-            actual = gradients(model, lambda: model(x))
-            torch.manual_seed(1)
-            with handle.exactly():
-                assert_equal_gradients(actual, gradients(model, lambda: model(x)))
-            assert is_row(model(x)) != training
-
-
-def test_freezing_a_block_after_the_forward_pass_does_not_change_other_gradients():
-    model = net()
-    with attach(model):
-        loss = model(torch.randn(4, 6)).sum()
-        model.blocks[0].requires_grad_(False)
-        loss.backward()
-    assert [inner.linear.weight.grad is not None for inner in model.blocks] == [False] + [True] * (L - 1)
 
 
 def anomalous(model, x):

@@ -3,13 +3,13 @@
 from mutant import mutant
 
 DEPTH = "gradfree/depth/*.py"
-UNUSUAL = "depth/unusual/test_unusual_passes.py"
+PROGRAMS = "depth/programs/test_random_programs.py"
 EXACT = "depth/test_exactness.py"
 
 MUTANTS = (
     mutant(
         "direct cotangents of states but the last are dropped",
-        UNUSUAL,
+        PROGRAMS,
         (
             DEPTH,
             "self._direct[index] = plus(self._direct[index], _copied(cotangent))",
@@ -23,7 +23,7 @@ MUTANTS = (
     ),
     mutant(
         "a second backward pass adds to the direct cotangents of the first",
-        UNUSUAL,
+        PROGRAMS,
         (
             DEPTH,
             "self._direct[index] = plus(self._direct[index], _copied(cotangent))",
@@ -33,12 +33,12 @@ MUTANTS = (
     ),
     mutant(
         "graphs are freed though the loss's graph is retained",
-        UNUSUAL,
+        PROGRAMS,
         (DEPTH, "self._gradients(keeps_graph())", "self._gradients(False)"),
     ),
     mutant(
         "a pass whose graphs are freed is solved again without a word",
-        f"{UNUSUAL} depth/attaching/test_traces.py",
+        PROGRAMS,
         (
             DEPTH,
             "        if self._freed:\n            raise ChainError(",
@@ -47,22 +47,22 @@ MUTANTS = (
     ),
     mutant(
         "the gradient of a state inside a chain is its direct cotangent, without a word",
-        f"{UNUSUAL} depth/test_refusals.py",
+        PROGRAMS,
         (DEPTH, "if start is None or not will_run(start):", "if start is None:"),
     ),
     mutant(
         "a hook that comes too late on a state is not refused",
-        UNUSUAL,
+        PROGRAMS,
         (DEPTH, "if link.is_hooked and (link.extra", "if False and (link.extra"),
     ),
     mutant(
         "a state with a hook does not end its chain",
-        f"{UNUSUAL} depth/attaching/test_splits.py",
+        PROGRAMS,
         (DEPTH, "        if has_hooks(state):\n", "        if False:\n"),
     ),
     mutant(
         "a block that uses what it was not given is not noticed",
-        UNUSUAL,
+        PROGRAMS,
         (
             DEPTH,
             "        self._refuse_foreign(graph, parameters, call)\n",
@@ -72,7 +72,7 @@ MUTANTS = (
     ),
     mutant(
         "what is computed from an older state and comes by a closure is not noticed",
-        f"{UNUSUAL} depth/attaching/test_splits.py",
+        PROGRAMS,
         (
             DEPTH,
             "elif any(node is not call.entry for node, _ in graph.stops) or not graph.kinds.isdisjoint(BORDERS):",
@@ -81,27 +81,27 @@ MUTANTS = (
     ),
     mutant(
         "an input that no block before had goes on in the same chain",
-        f"{UNUSUAL} depth/attaching/test_splits.py",
+        PROGRAMS,
         (DEPTH, "if recording.number(tensor) is None:", "if False:"),
     ),
     mutant(
         "blocks that branch are one chain",
-        UNUSUAL,
+        PROGRAMS,
         (DEPTH, "        if node.index != len(recording.links) - 1:\n", "        if False:\n"),
     ),
     mutant(
         "the gradient of the initial state is dropped",
-        UNUSUAL,
+        PROGRAMS,
         (DEPTH, "return gradients.initial, *gradients.inputs", "return None, *gradients.inputs"),
     ),
     mutant(
         "of a parameter of several blocks one block's gradient counts",
-        UNUSUAL,
+        PROGRAMS,
         (DEPTH, "total.parameters[n] = plus(total.parameters[n], gradient)", "total.parameters[n] = gradient"),
     ),
     mutant(
         "of an input of several blocks one block's gradient counts",
-        "depth/attaching/test_inside.py depth/test_ports.py layers/test_layers.py",
+        PROGRAMS,
         (
             "gradfree/depth/*chain.py",
             "total.inputs[n] = plus(total.inputs[n], next(grads))",
@@ -130,17 +130,17 @@ MUTANTS = (
     ),
     mutant(
         "what a loss inside a block sends to the state before it is lost",
-        "depth/attaching/test_inside.py",
+        PROGRAMS,
         (DEPTH, "direct[index - 1] = plus(direct[index - 1], cotangent)", "pass"),
     ),
     mutant(
         "what a loss on extra outputs sends to parameters is lost",
-        "depth/test_ports.py",
+        PROGRAMS,
         ("gradfree/depth/link.py", "total.parameters[n] = plus(total.parameters[n], next(grads))", "next(grads)"),
     ),
     mutant(
         "a state that its block has changed in place is not noticed",
-        f"{UNUSUAL} depth/test_refusals.py",
+        PROGRAMS,
         (
             DEPTH,
             "changed = [t for t, before in zip(call.entered, call.versions, strict=True) if version(t) != before]",
@@ -149,12 +149,12 @@ MUTANTS = (
     ),
     mutant(
         "a state that a block changes in place may be used elsewhere",
-        f"{UNUSUAL} depth/test_refusals.py",
+        PROGRAMS,
         (DEPTH, "if link.in_place and i and (", "if False and ("),
     ),
     mutant(
         "states that the model changes in place are not noticed",
-        f"{UNUSUAL} depth/test_refusals.py",
+        PROGRAMS,
         (DEPTH, "if link.root is not None and link.has_changed and (", "if False and ("),
     ),
     mutant(
@@ -173,7 +173,7 @@ MUTANTS = (
     ),
     mutant(
         "a block in a checkpoint is recorded twice",
-        "depth/attaching/test_splits.py depth/attaching/test_inside.py",
+        PROGRAMS,
         (
             DEPTH,
             "if not torch.is_grad_enabled() or recomputed():",
@@ -182,7 +182,7 @@ MUTANTS = (
     ),
     mutant(
         "threads share the call that is running",
-        "depth/unusual/test_threads.py",
+        "depth/test_threads.py",
         (
             DEPTH,
             "call = self._calls.pop(get_ident(), None)",

@@ -2,7 +2,7 @@
 
 from mutant import mutant
 
-UNUSUAL = "depth/unusual/test_unusual_passes.py"
+PROGRAMS = "depth/programs/test_random_programs.py"
 EXACT = "depth/test_exactness.py"
 LAYERS = "gradfree/layers/*.py"
 
@@ -14,7 +14,7 @@ MUTANTS = (
     ),
     mutant(
         "one iteration less than asked for",
-        UNUSUAL,
+        PROGRAMS,
         ("gradfree/engines/sweeps.py", "min(most, len(system) - 1)", "min(most, len(system) - 1) - 1"),
     ),
     mutant(

@@ -3,7 +3,7 @@
 from mutant import mutant
 
 DEPTH = "gradfree/depth/*.py"
-UNEQUAL = "depth/unusual/test_unequal_blocks.py"
+UNEQUAL = "depth/test_unequal_blocks.py"
 ROWS = f"depth/test_rows.py {UNEQUAL}"
 
 MUTANTS = (
@@ -61,7 +61,7 @@ MUTANTS = (
     ),
     mutant(
         "a replaced layer is not noticed in a row",
-        "depth/test_rows.py",
+        UNEQUAL,
         ("gradfree/depth/row.py", "        self._watch_again_if_changed()\n", ""),
     ),
     mutant(
@@ -110,7 +110,7 @@ MUTANTS = (
     ),
     mutant(
         "threads share one structure of a block",
-        "depth/unusual/test_threads.py depth/test_rows.py",
+        "depth/test_threads.py depth/test_rows.py",
         ("gradfree/rows/structure.py", "thread = get_ident()", "thread = 0"),
     ),
 )

@@ -1,15 +1,31 @@
 """What a model may do around and inside its chains, and hooks on parameters: gradients are those of autograd."""
 
+import pytest
 import torch
-from exact_engines import assert_exact
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
-from gradfree.testing.cases.models import (
-    Plain,
-    assert_equal_gradients,
-    gradients,
-    plain_model,
-)
+import gradfree
+from gradfree.testing.cases.models import NormAndDropout, Plain, assert_equal_gradients, gradients, plain_model
+
+EXACT = {
+    "backprop": gradfree.create_engine("backprop", plain=False),
+    "highway_bp": gradfree.create_engine("highway_bp", iterations=9),
+    "fixed_point": gradfree.create_engine("fixed_point", iterations=9),
+}
+
+
+@pytest.fixture(params=EXACT)
+def engine(request):
+    """An engine that is exact on chains of up to 10 links."""
+    return EXACT[request.param]
+
+
+def assert_exact(engine, model, run, chains=None):
+    """Assert that the engine's gradients of ``run`` equal autograd's."""
+    expected = gradients(model, run)
+    with engine.attach(model, chains):
+        assert_equal_gradients(gradients(model, run), expected)
 
 
 def test_forward_hooks_of_the_user_see_the_models_states(engine):
@@ -39,20 +55,11 @@ def test_a_chain_may_begin_with_tokens(engine):
     assert all(p.grad.abs().max() > 0 for p in model[0][1].parameters())
 
 
-def test_hooks_on_parameters_run_once(engine):
-    model, x = plain_model(), torch.randn(4, 6)
-    model.blocks[2].linear.weight.register_hook(lambda grad: 3 * grad)
-    calls = []
-    model.blocks[1].linear.weight.register_post_accumulate_grad_hook(calls.append)
-    assert_exact(engine, model, lambda: model(x))
-    assert len(calls) == 2
-
-
-def test_hooks_on_parameters_without_a_gradient_do_not_run(engine):
-    """A skipped block's parameters are clipped by hooks that cannot take ``None``; the hooks do not change."""
+def test_hooks_on_parameters_run_once_where_there_is_a_gradient(engine):
+    """A skipped block's parameters have hooks that cannot take ``None``; the hooks do not change."""
     model, x = plain_model(), torch.randn(4, 6)
     skipped, tied = model.blocks[4].linear.weight, model.blocks[3].linear.bias
-    hooks = [p.register_hook(lambda grad: grad.clamp(-0.1, 0.1)) for p in model.parameters()]
+    hooks = [p.register_hook(lambda grad: 3 * grad.clamp(-0.1, 0.1)) for p in model.parameters()]
     before = dict(skipped._backward_hooks)
 
     def run():
@@ -68,3 +75,16 @@ def test_hooks_on_parameters_without_a_gradient_do_not_run(engine):
     for hook in hooks:
         hook.remove()
     assert not skipped._backward_hooks
+
+
+def test_reading_the_residual_path_recomputes_no_checkpointed_block():
+    """Each block runs forward, in the iteration, and for its parameters; the mask is not on the path of x."""
+    model, calls = nn.ModuleList(NormAndDropout() for _ in range(5)), []
+    for n, block in enumerate(model):
+        block.linear.register_forward_pre_hook(lambda *_, n=n: calls.append(n))
+    with gradfree.create_engine("highway_bp", iterations=1).attach(model, [""]):
+        h = torch.randn(4, 6, requires_grad=True)
+        for block in model:
+            h = checkpoint(block, h, use_reentrant=False)
+        h.sum().backward()
+    assert [calls.count(n) for n in range(5)] == [2, *[3] * 4]

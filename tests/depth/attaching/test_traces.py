@@ -6,7 +6,6 @@ import weakref
 
 import pytest
 import torch
-from exact_engines import EXACT
 
 import gradfree
 from gradfree.depth.depth_pass import DepthPass
@@ -18,6 +17,8 @@ from gradfree.testing.cases.models import (
     gradients,
     plain_model,
 )
+
+HIGHWAY = gradfree.create_engine("highway_bp", iterations=9)
 
 
 @pytest.mark.parametrize("backward", [True, False])
@@ -32,13 +33,13 @@ def test_a_pass_is_freed_with_its_last_tensor(backward, monkeypatch):
 
     monkeypatch.setattr(DepthPass, "__init__", remember)
     model, x = plain_model(), torch.randn(4, 6)
-    with EXACT["highway_bp"].attach(model):
+    with HIGHWAY.attach(model):
         model(x).sum().backward()  # The first pass loads parts of torch, which leave cycles.
     seen.clear()
     gc.collect()
     gc.disable()
     try:
-        with EXACT["highway_bp"].attach(model):
+        with HIGHWAY.attach(model):
             out = model(x).sum()
             assert seen[0]() is not None
             if backward:
@@ -53,7 +54,7 @@ def test_a_pass_is_freed_with_its_last_tensor(backward, monkeypatch):
 def test_a_model_that_stores_a_state_is_freed(backward):
     """A block runs ``self.last = h``: autograd's nodes must lead to no module, or Python could not free the model."""
     model, x = plain_model(), torch.randn(4, 6)
-    with gradfree.create_engine("highway_bp", iterations=9).attach(model):
+    with HIGHWAY.attach(model):
         for _ in range(2):
             states = model.states(x)
             if backward:
@@ -67,10 +68,10 @@ def test_a_model_that_stores_a_state_is_freed(backward):
     assert not any(module() for module in modules)
 
 
-def test_a_step_leaves_no_tensor_to_the_garbage_collector(engine):
+def test_a_step_leaves_no_tensor_to_the_garbage_collector():
     """On a GPU such tensors would hold memory until Python's garbage collector runs."""
     model, x = Model([PostLN(6) for _ in range(4)]), torch.randn(4, 6)
-    with engine.attach(model):
+    with HIGHWAY.attach(model):
         model(x).sum().backward()
         gc.collect()
         gc.set_debug(gc.DEBUG_SAVEALL)
@@ -93,7 +94,7 @@ def test_a_pass_recorded_before_detach_keeps_the_engine():
     assert_equal_gradients({n: p.grad for n, p in model.named_parameters()}, expected)
 
 
-def test_an_exception_in_a_block_leaves_the_next_pass_whole(engine):
+def test_an_exception_in_a_block_leaves_the_next_pass_whole():
     class Fragile(Plain):
         fail = False
 
@@ -104,7 +105,7 @@ def test_an_exception_in_a_block_leaves_the_next_pass_whole(engine):
 
     model, x = Model([Fragile() for _ in range(3)]), torch.randn(4, 6)
     expected = gradients(model, lambda: model(x))
-    with engine.attach(model):
+    with HIGHWAY.attach(model):
         model.blocks[1].fail = True
         with pytest.raises(ArithmeticError):
             model(x)

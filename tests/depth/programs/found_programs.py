@@ -1,14 +1,15 @@
-"""Small programs that had wrong gradients once."""
+"""Small programs that had wrong gradients once, and others that a recorder of blocks may get wrong."""
 
 from dataclasses import replace
 
 from random_programs import BETWEEN, ENGINES, Block, Program
 
-BLOCK = Block(("tanh",), "x + g", "state", keeps=False, frozen="no")
+BLOCK = Block(("tanh",), "x + g", "state", keeps="nothing", frozen="no")
 PLAIN = Program(
     blocks=(BLOCK, BLOCK),
     more=(),
     alike=False,
+    whole=False,
     order=None,
     tied=False,
     sides="none",
@@ -19,7 +20,8 @@ PLAIN = Program(
     kept=False,
     loss="last state",
     end="nothing",
-    stem=True,
+    keywords=False,
+    stem="a layer",
     input=False,
     backward="backward",
     steps=1,
@@ -96,7 +98,7 @@ FOUND = {
     ),
     "a loss inside that has freed what the residual path is read from": (
         {
-            "blocks": (BLOCK, replace(BLOCK, operations=("norm",), keeps=True)),
+            "blocks": (BLOCK, replace(BLOCK, operations=("norm",), keeps="branch")),
             "kept": True,
             "engine": engine("highway_bp"),
         },
@@ -106,9 +108,121 @@ FOUND = {
         {"blocks": (replace(BLOCK, operations=("reentrant",)), replace(BLOCK, operations=("cut",), form="g"))},
         "refused: … has a checkpoint with use_reentrant=True",
     ),
+    "blocks without a residual path": (
+        {"blocks": (replace(BLOCK, form="g"),) * 2, "engine": engine("highway_bp")},
+        "refused: no residual path from '…' to '…'",
+    ),
     "a change in place of a state that retains its gradient": (
         {"between": behind(1, "retain_grad"), "end": "add_", "engine": engine("truncated")},
         "exact",
     ),
 }
-PROGRAM = {name: replace(PLAIN, **changes) for name, (changes, _) in FOUND.items()}
+"""Programs that had wrong gradients once, with their outcomes."""
+
+LINEAR, SIDE = replace(BLOCK, operations=("linear",)), replace(BLOCK, operations=("side",))
+PAIR = replace(BLOCK, returns="tuple")
+UNUSUAL = {
+    "a loss on every state": ({"taps": (True,) * 9}, "exact"),
+    "a repeated block": ({"order": (0, 1, 1, 0)}, "exact"),
+    "blocks in checkpoints": ({"around": "checkpoint"}, "exact"),
+    "blocks in reentrant checkpoints": ({"around": "reentrant"}, "exact; its input is computed by the model"),
+    "an operation between blocks": ({"between": behind(0, "scale")}, "exact; its input is computed by the model"),
+    "a branch": ({"between": behind(0, "branch")}, "exact; another block has used the output of the block before it"),
+    "a state that retains its gradient": (
+        {"between": behind(0, "retain_grad")},
+        "exact; the state before it has a gradient hook or retain_grad()",
+    ),
+    "an input that first appears after the first block": (
+        {"blocks": (BLOCK, SIDE), "sides": "mixed"},
+        "exact; it gets a tensor of shape (4,) that needs a gradient and that the first block of the chain did not get",
+    ),
+    "a bias that the first block computes for all": (
+        {
+            "blocks": (PAIR, *[replace(SIDE, returns="side")] * 2),
+            "sides": "returned by the first block",
+            "rest": True,
+        },
+        "exact; it gets a tensor",
+    ),
+    "older states in another chain": ({"more": (SIDE, SIDE), "sides": "older state"}, "exact; it gets a tensor"),
+    "a weight used before the chain": ({"blocks": (LINEAR, LINEAR), "stem": "a block's weight"}, "exact"),
+    "another pass in turns": ({"between": behind(0, "another pass")}, "exact"),
+    "the taps' backward first": ({"taps": tapped(0), "backward": "taps first"}, "exact"),
+    "a block frozen after the pass": ({"blocks": (LINEAR, LINEAR), "backward": "a block frozen before"}, "exact"),
+    "a block of a row frozen after the pass": (
+        {"blocks": (LINEAR, LINEAR), "whole": True, "backward": "a block frozen before"},
+        "exact",
+    ),
+    "the taps' backward after that of the last state": (
+        {"taps": tapped(0), "backward": "taps of a freed graph"},
+        "refused: Trying to backward through a chain a second time",
+    ),
+    "the gradient of a state": (
+        {"taps": tapped(0), "backward": "grad of states"},
+        "refused: torch.autograd.grad cannot return the gradient of a state",
+    ),
+    "the gradients of a state and of parameters": (
+        {"taps": tapped(0), "backward": "grad of states and parameters"},
+        "refused: torch.autograd.grad cannot return the gradient of a state",
+    ),
+    "the gradient of a last state with extra outputs": (
+        {"blocks": (BLOCK, PAIR), "rest": True, "taps": tapped(1), "backward": "grad of states"},
+        "refused: torch.autograd.grad cannot return the gradient of a state",
+    ),
+    "a refused gradient of a state and then backward": (
+        {"taps": tapped(0), "backward": "grad of states, then backward"},
+        "exact",
+    ),
+    "the gradient of the stem with losses inside": (
+        {"blocks": (replace(BLOCK, keeps="input"),) * 3, "kept": True, "backward": "grad of the stem"},
+        "exact",
+    ),
+    "a loss only inside a block": (
+        {"blocks": (replace(BLOCK, keeps="branch"),) * 2, "kept": True, "loss": "no last state"},
+        "refused: the loss uses a tensor from inside …, but no state",
+    ),
+    "an older state from a closure": (
+        {"blocks": (BLOCK, *blocks(("operations", ("older state",))))},
+        "refused: … uses another state of a chain",
+    ),
+    "an input of the model from a closure": (
+        {"blocks": blocks(("operations", ("input of the model",))), "input": True},
+        "refused: … uses a tensor of shape",
+    ),
+    "a parameter of the model from a closure": ({"blocks": blocks(("operations", ("outside",)))}, "exact"),
+    "a block that changes its input in place": (
+        {"blocks": (replace(BLOCK, form="relu_(x)"), BLOCK)},
+        "refused: … modifies its input in place",
+    ),
+    "a block that changes in place what the loss uses": (
+        {"blocks": blocks(("form", "relu_(x)")), "between": behind(0, "sum")},
+        "refused: … changes its input in place",
+    ),
+    "a change in place of an output that its block keeps": (
+        {
+            "blocks": (replace(BLOCK, keeps="state"), BLOCK),
+            "kept": True,
+            "between": behind(0, "change in place"),
+            "backward": "retained",
+        },
+        "refused: the output of … shares memory",
+    ),
+    "a change in place of states that are needed": (
+        {"blocks": (LINEAR, LINEAR), "taps": tapped(0), "end": "states change"},
+        "torch refuses",
+    ),
+    "a state that is not the first output": (
+        {"blocks": blocks(("returns", "second"))},
+        "refused: … returned tuple, in which the next state is not found",
+    ),
+    "a reentrant checkpoint inside a block": (
+        {"blocks": blocks(("operations", ("reentrant",)))},
+        "refused: … has a checkpoint with use_reentrant=True",
+    ),
+}
+"""Programs for each of several engines, with their outcomes and why a chain is split."""
+DESCRIBED = {name: (replace(PLAIN, **changes), outcome) for name, (changes, outcome) in FOUND.items()} | {
+    f"{name}, {known}": (replace(PLAIN, engine=engine(known), **changes), outcome)
+    for name, (changes, outcome) in UNUSUAL.items()
+    for known in ("backprop", "highway_bp", "fixed_point", "truncated")
+}

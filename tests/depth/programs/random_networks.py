@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import OrderedDict
+from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any, NamedTuple
 
 import torch
+from oracles import Halving
 from random_programs import Block, Program
 from torch import nn
 from torch.utils.checkpoint import checkpoint
@@ -39,24 +42,36 @@ class CustomView(torch.autograd.Function):
         return cotangent * 0.5
 
 
-class Halving(torch.autograd.Function):
-    """A custom function that halves its cotangent in place."""
-
-    @staticmethod
-    def forward(ctx, x):
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx, cotangent):
-        return cotangent.mul_(0.5)
-
-
-@dataclass
-class Output:
+class Named(NamedTuple):
     """The output of some blocks."""
 
     state: torch.Tensor
     weights: torch.Tensor
+
+
+@dataclass(frozen=True)
+class Output:
+    """The output of some blocks, with a first field that is not set."""
+
+    loss: None
+    state: torch.Tensor
+    weights: torch.Tensor
+
+
+@dataclass
+class ModelOutput(OrderedDict):
+    """Like Hugging Face's outputs: a dictionary of the fields that are set, which are attributes, too."""
+
+    loss: Any = None
+    state: Any = None
+    weights: Any = None
+
+    def __post_init__(self):
+        self.update({name: value for name, value in vars(self).items() if value is not None})
+
+    def __setitem__(self, name, value):
+        super().__setitem__(name, value)
+        super().__setattr__(name, value)
 
 
 class RandomBlock(nn.Module):
@@ -67,7 +82,7 @@ class RandomBlock(nn.Module):
         self.described = described
         self.inner, self.outer = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
         self.norm = nn.LayerNorm(WIDTH)
-        self.shared = [shared]
+        self.outside = [shared] * 3
         if "normed weight" in described.operations:
             self.outer = nn.utils.parametrizations.weight_norm(self.outer)
         if described.frozen == "a layer":
@@ -112,7 +127,9 @@ class RandomBlock(nn.Module):
             "detached part": lambda h: h + h.detach() * 0.5,
             "cut": lambda h: inner(h.detach()),
             "add_": lambda h: (h * 1.0).add_(inner.bias),
-            "outside": lambda h: h * self.shared[0],
+            "outside": lambda h: h * self.outside[0],
+            "input of the model": lambda h: h * torch.cos(self.outside[1]),
+            "older state": lambda h: h * torch.cos(self.outside[2]),
             "normed weight": self.outer,
             "where": lambda h: torch.where(h > 0, h, 0.1 * h),
             "cumsum": lambda h: h.cumsum(0) * 0.3,
@@ -147,25 +164,33 @@ class RandomBlock(nn.Module):
         for name in self.described.operations:
             g = self.operate(name, g, side)
         h = self.form(x, g)
-        if self.described.keeps:
-            self.kept = torch.sin(g)
+        if self.described.keeps != "nothing":
+            self.kept = {"branch": torch.sin(g), "input": torch.sin(x), "state": h}[self.described.keeps]
         return {
             "state": lambda: h,
             "tuple": lambda: (h, g * 2),
             "list": lambda: [h, [torch.cos(g)], "no tensor"],
             "dictionary": lambda: {"h": h, "weights": torch.softmax(g, -1)},
-            "dataclass": lambda: Output(h, torch.softmax(g, -1)),
+            "dataclass": lambda: Output(None, h, torch.softmax(g, -1)),
+            "named tuple": lambda: Named(h, torch.softmax(g, -1)),
+            "model output": lambda: ModelOutput(None, h, torch.softmax(g, -1)),
             "twin": lambda: (h, h),
             "view": lambda: (h, h[:, :2]),
             "none": lambda: (h, None),
             "input": lambda: (h, x),
+            "side": lambda: (h, side),
+            "second": lambda: ("weights", h),
         }[self.described.returns]()
 
 
 def parts(out):
     """Return the state and the extra tensors."""
-    if isinstance(out, Output):
+    if isinstance(out, tuple) and isinstance(out[0], str):
+        return out[1], []
+    if isinstance(out, Output | Named):
         return out.state, [out.weights]
+    if isinstance(out, ModelOutput):
+        return out.state, [out["weights"]]
     if isinstance(out, dict):
         return out["h"], [out["weights"]]
     if isinstance(out, list):
@@ -176,25 +201,27 @@ def parts(out):
 
 
 class RandomNetwork(nn.Module):
-    """A model as described by a ``Program``; its forward pass returns the loss."""
+    """A model as described by a ``Program``; its forward pass returns two terms of the loss."""
 
     def __init__(self, program: Program):
         super().__init__()
         torch.manual_seed(program.seed)
         self.program = program
-        self.stem = nn.Linear(WIDTH, WIDTH) if program.stem else nn.Identity()
+        self.stem = nn.Linear(WIDTH, WIDTH) if program.stem == "a layer" else nn.Identity()
         self.scale = nn.Parameter(torch.rand(WIDTH) + 0.5)
         self.memories = nn.Parameter(torch.randn(len(program.blocks), WIDTH))
         first, second = (
             [described[0]] * len(described) if program.alike and described else described
             for described in (program.blocks, program.more)
         )
-        self.blocks = nn.ModuleList(RandomBlock(described, self.scale) for described in first)
+        if program.whole:
+            first = [replace(program.blocks[0], returns="state")] * len(program.blocks)
+        self.blocks = nn.Sequential(*(RandomBlock(described, self.scale) for described in first))
         self.more = nn.ModuleList(RandomBlock(described, self.scale) for described in second)
         if program.tied:
             self.blocks[-1].inner.weight = self.blocks[0].inner.weight
         self.train(program.training)
-        self.seen = []
+        self.seen, self.tapped = [], []
 
     @property
     def chains(self):
@@ -206,38 +233,48 @@ class RandomNetwork(nn.Module):
         return [*self.blocks, *self.more]
 
     def forward(self, x):
-        """Return the loss."""
+        """Return the terms of the loss from the states inside the chain, and from the last one."""
         program = self.program
         torch.manual_seed(program.seed)
+        h = x @ self.blocks[0].inner.weight if program.stem == "a block's weight" else self.stem(x)
         for block in self.every_block():
             block.kept = None
-        h = self.stem(x)
-        total = torch.zeros(())
+            if not program.whole:
+                block.outside[1:] = x, h
+        total = torch.sin(h).sum() if program.taps[-1] else torch.zeros(())
         sides = {
             "shared": torch.tanh(self.memories[0]),
             "of the first state": torch.tanh(h),
             "older state": torch.tanh(h),
+            "returned by the first block": None,
         }
+        if program.whole:
+            h = self.blocks(h)
         order = range(len(self.blocks)) if program.order is None else [n % len(self.blocks) for n in program.order]
-        calls = [*((n, self.blocks[n]) for n in order), *enumerate(self.more)]
+        calls = [*((n, self.blocks[n]) for n in order if not program.whole), *enumerate(self.more)]
         for step, (n, block) in enumerate(calls):
-            before = h
+            before, block.outside[2] = h, sides["older state"]
             h, rest = parts(self.call(block, h, self.side(sides, n, h)))
             sides["older state"] = before
+            if step == 0 and rest and rest[0].shape == h.shape:
+                sides["returned by the first block"] = rest[0]
             if program.rest:
                 total = total + sum((t**2).mean() for t in rest)
             if program.taps[step]:
                 total = total + torch.sin(h).sum()
+                self.tapped.append(h)
             h, more = self.between(program.between[step], h)
             total = total + more
         h = self.finish(h)
         if program.kept and program.around == "nothing":
             total = total + sum(block.kept.mean() for block in self.every_block() if block.kept is not None)
-        return total if program.loss == "no last state" else (h**2).sum() + total
+        return total, torch.zeros(()) if program.loss == "no last state" else (h**2).sum()
 
     def call(self, block, h, side):
         """Call ``block``, in a checkpoint or not."""
         given = (h,) if side is None else (h, side)
+        if self.program.keywords and self.program.around == "nothing":
+            return block(**dict(zip(("x", "side"), given, strict=False)))
         if self.program.around == "nothing" or (
             self.program.around == "reentrant" and block.described.returns not in ("state", "tuple")
         ):
@@ -271,6 +308,13 @@ class RandomNetwork(nn.Module):
         if name == "change in place":
             h += 0.1
             return h, nothing
+        if name == "sum":
+            return h, h.sum()
+        if name == "another pass":
+            other = self.stem(h * 0.5)
+            for block in self.blocks:
+                other = parts(self.call(block, other, None))[0]
+            return h, other.sum()
         if name == "no_grad block":
             with torch.no_grad():
                 scale = parts(self.blocks[0](h.clone()))[0].mean().cos()
@@ -307,6 +351,10 @@ class RandomNetwork(nn.Module):
             h += 0.3
         elif self.program.end == "relu_":
             h = torch.relu_(h * 1)
+        elif self.program.end == "states change":
+            with torch.no_grad():
+                for state in self.tapped:
+                    state.mul_(2)
         elif self.program.end == "hook" and h.requires_grad:
             self.watch("hook", h)
         return h

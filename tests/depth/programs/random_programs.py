@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 OPERATIONS = (
     *("tanh", "linear", "norm", "relu", "relu_", "square", "custom view", "halving", "reshape", "transpose", "chunk"),
-    *("float", "dropout", "detached part", "no_grad part", "cut", "add_", "side", "outside", "normed weight"),
+    *("float", "dropout", "detached part", "no_grad part", "cut", "add_", "side", "normed weight"),
+    *("outside", "input of the model", "older state"),
     *("checkpoint", "reentrant", "where", "cumsum", "hooked", "index", "unsqueezed", "saved constant"),
 )
 FORMS = (
@@ -25,12 +26,19 @@ FORMS = (
     "relu_(x)",
     "view of x",
 )
-RETURNS = ("state", "tuple", "list", "dictionary", "twin", "view", "none", "input", "dataclass")
+RETURNS = (
+    *("state", "tuple", "list", "dictionary", "twin", "view", "none", "input", "dataclass", "side", "named tuple"),
+    *("model output", "second"),
+)
 BETWEEN = (
     *("scale", "doubling hook", "hook", "late hook", "retain_grad", "branch", "view", "change of a copy", "noise"),
-    *("change in place", "detach", "transpose twice", "no_grad block", "single", "chunk"),
+    *("change in place", "detach", "transpose twice", "no_grad block", "single", "chunk", "another pass"),
+    "sum",
 )
-SIDES = ("none", "shared", "of the first state", "own", "older state", "state", "mixed", "shared, detached")
+SIDES = (
+    *("none", "shared", "of the first state", "own", "older state", "state", "mixed", "shared, detached"),
+    "returned by the first block",
+)
 BACKWARDS = (
     "backward",
     "retained",
@@ -40,6 +48,13 @@ BACKWARDS = (
     "grad of all",
     "two passes, one loss",
     "two losses",
+    "taps first",
+    "taps of a freed graph",
+    "grad of the stem",
+    "grad of states",
+    "grad of states and parameters",
+    "grad of states, then backward",
+    "a block frozen before",
 )
 ENGINES: tuple[tuple[str, dict[str, Any]], ...] = (
     ("backprop", {"plain": False}),
@@ -61,7 +76,7 @@ class Block:
     operations: tuple[str, ...]
     form: str
     returns: str
-    keeps: bool
+    keeps: str
     frozen: str
 
 
@@ -73,17 +88,19 @@ class Program:
         blocks: of the first chain.
         more: of a second chain after it.
         alike: whether all blocks of a chain equal its first.
+        whole: whether the first chain is an ``nn.Sequential`` of equal blocks that the model calls as a whole.
         order: the blocks that run, or ``None`` for all.
         tied: whether two blocks share a weight.
         sides: the inputs of blocks beside the state.
         between: what the model does after each block.
         around: the checkpoint around every block.
-        taps: the states that the loss uses.
+        keywords: whether blocks get their inputs as keyword arguments.
+        taps: the states that the loss uses; the last is that before the chain.
         rest: whether the loss uses the blocks' extra outputs.
         kept: whether the loss uses tensors that blocks store.
         loss: whether the loss uses the last state.
         end: what is done with the last state.
-        stem: whether there is a layer with parameters before the chain.
+        stem: what there is before the chain.
         input: whether the model's input needs a gradient.
         backward: how gradients are requested.
         steps: the number of passes.
@@ -96,17 +113,19 @@ class Program:
     blocks: tuple[Block, ...]
     more: tuple[Block, ...]
     alike: bool
+    whole: bool
     order: tuple[int, ...] | None
     tied: bool
     sides: str
     between: tuple[str, ...]
     around: str
+    keywords: bool
     taps: tuple[bool, ...]
     rest: bool
     kept: bool
     loss: str
     end: str
-    stem: bool
+    stem: str
     input: bool
     backward: str
     steps: int
@@ -126,7 +145,7 @@ BLOCKS = st.builds(
     operations=st.lists(st.sampled_from(OPERATIONS), min_size=1, max_size=3).map(tuple),
     form=mostly("x + g", *FORMS[1:], odds=2),
     returns=mostly("state", *RETURNS[1:], odds=2),
-    keeps=mostly(False, True, odds=7),
+    keeps=mostly("nothing", "branch", "input", "state", odds=7),
     frozen=mostly("no", "a layer", "all", odds=12),
 )
 PROGRAMS = st.builds(
@@ -134,17 +153,19 @@ PROGRAMS = st.builds(
     blocks=st.lists(BLOCKS, min_size=2, max_size=5).map(tuple),
     more=st.one_of(*[st.just(())] * 3, st.tuples(BLOCKS, BLOCKS)),
     alike=st.booleans(),
+    whole=mostly(False, True, odds=3),
     order=st.one_of(*[st.none()] * 5, st.lists(st.integers(0, 4), min_size=1, max_size=5).map(tuple)),
     tied=mostly(False, True, odds=4),
     sides=mostly("none", *SIDES[1:], odds=2),
     between=st.lists(mostly("nothing", *BETWEEN, odds=9), min_size=9, max_size=9).map(tuple),
     around=mostly("nothing", "checkpoint", "reentrant", odds=4),
+    keywords=mostly(False, True, odds=4),
     taps=st.lists(mostly(False, True, odds=3), min_size=9, max_size=9).map(tuple),
     rest=st.booleans(),
     kept=st.booleans(),
     loss=mostly("last state", "no last state", odds=9),
-    end=mostly("nothing", "add_", "relu_", "hook", odds=3),
-    stem=mostly(True, False, odds=4),
+    end=mostly("nothing", "add_", "relu_", "hook", "states change", odds=3),
+    stem=mostly("a layer", "nothing", "a block's weight", odds=4),
     input=st.booleans(),
     backward=mostly("backward", *BACKWARDS[1:], odds=1),
     steps=st.integers(1, 2),
