@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import chain, cycle
 from typing import Any
 
 import altair as alt
@@ -30,9 +31,10 @@ Styles = Mapping[str, tuple[str, str]]
 
 
 def styles(charts: Iterable[Chart]) -> Styles:
-    """Return a color and a shape for each label in ``charts``."""
+    """Return a color and a shape for each label in ``charts``; no other label has the color of the first one."""
     labels = dict.fromkeys(label for chart in charts for label in chart.points["label"])
-    return {label: (COLORS[n % len(COLORS)], SHAPES[n % len(SHAPES)]) for n, label in enumerate(labels)}
+    colors, shapes = chain(COLORS, cycle(COLORS[1:])), cycle(SHAPES)
+    return dict(zip(labels, zip(colors, shapes, strict=False), strict=False))
 
 
 # Altair's repeated checks against Vega-Lite's schema are slow; a test does the check.
