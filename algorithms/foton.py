@@ -15,7 +15,7 @@ from gradfree.chains.site import Site
 from gradfree.engines.layered import LayerEngine
 from gradfree.engines.options import check_count
 from gradfree.errors import ChainError
-from gradfree.layers.layer_chain import LayerChain, normalised, scaled
+from gradfree.layers.layer_chain import LayerChain, normalised
 from gradfree.orthogonal.isometry import inexact_layers
 from gradfree.orthogonal.orthogonal_engine import OrthogonalEngine
 from gradfree.torchside.optimizer_steps import AfterStep
@@ -90,21 +90,13 @@ class FOTON(OrthogonalEngine, LayerEngine):
 
     def layer_gradients(self, chain: LayerChain, error: Tensor) -> ChainGradients:
         """Return the gradients, from the differences between the two passes."""
-        tangent = self.perturbation == "tangent"
         norms: Tensor | None
-        if tangent:
+        if self.perturbation == "tangent":
             # A tangent is linear in the error, so it needs no normalisation.
             entering, norms = error.to(torch.promote_types(error.dtype, torch.float32)), None
         else:
             entering, norms = normalised(error)
-        feedback = self._feedback(chain, entering)
-        total = chain.zero()
-        if chain.recording.input_requires_grad:
-            total = total._replace(initial=scaled(feedback, norms))
-        compared = chain.compare_passes(feedback, norms, tangent=tangent)
-        del entering, feedback
-        chain.add_compared(compared, error, total)
-        return total
+        return chain.two_passes(error, self._feedback(chain, entering), norms)
 
     def _feedback(self, chain: LayerChain, error: Tensor) -> Tensor:
         """Return F e, shaped like the chain's input."""
@@ -117,8 +109,8 @@ class FOTON(OrthogonalEngine, LayerEngine):
             )
         if not keeps and classes >= samples:
             return chain.transposed(error)
-        kept, key = chain.memory.of("foton"), f"F to {chain.links[chain.last].path}"
-        matrix = kept.get(key)
+        kept, key = chain.memory.of("foton"), f"F from {chain.links[0].path} to {chain.links[chain.last].path}"
+        matrix = kept.get(key) if keeps else None
         if matrix is None or matrix.shape[1:] != chain.shape(0)[1:]:
             matrix = chain.transposed(torch.eye(classes, dtype=error.dtype, device=error.device))
         matrix = matrix.to(error)  # A matrix from a checkpoint may be on another device.

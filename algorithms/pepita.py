@@ -9,7 +9,7 @@ from torch import Tensor
 
 from gradfree.chains.chain import ChainGradients
 from gradfree.engines.feedback import FeedbackEngine
-from gradfree.layers.layer_chain import LayerChain, normalised, scaled
+from gradfree.layers.layer_chain import LayerChain, normalised
 
 _SCALE = 0.05 * sqrt(2.0)
 """Factor from the Kaiming-uniform matrix to F, which is 0.05 · U(±√(6/inputs)) as published."""
@@ -48,11 +48,4 @@ class PEPITA(FeedbackEngine):
     def layer_gradients(self, chain: LayerChain, error: Tensor) -> ChainGradients:
         """Return the gradients: differences between the two passes times the inputs of the second one."""
         unit, norms = normalised(error)
-        feedback = _SCALE * self.random_projection(chain, unit, 0)
-        total = chain.zero()
-        if chain.recording.input_requires_grad:
-            total = total._replace(initial=scaled(feedback, norms))
-        compared = chain.compare_passes(feedback, norms, second=True)
-        del unit, feedback
-        chain.add_compared(compared, error, total)
-        return total
+        return chain.two_passes(error, _SCALE * self.random_projection(chain, unit, 0), norms, at_second=True)

@@ -237,7 +237,7 @@ class DepthChain(Chain):
 
     def backpropagate(self, direct: Sequence[Cotangent]) -> ChainGradients:
         """Return the exact gradients; each block's graph is walked once and then freed."""
-        total = self._zero()
+        total = self.zero()
         carried: Cotangent = None
         for i in reversed(range(len(self))):
             delta = plus(direct[i], carried)
@@ -262,7 +262,7 @@ class DepthChain(Chain):
             d = delta[i]
             if d is not None or (i + 1 in dense and self.links[i + 1].state is not None):
                 dense[i] = torch.zeros_like(self.links[i].out) if d is None else d
-        total = self._zero()
+        total = self.zero()
         initial: Cotangent = None
         # Alone, a block computes no gradient of its input: one matrix product less for each linear layer. But each call
         # visits the entries of all earlier blocks.
@@ -276,7 +276,8 @@ class DepthChain(Chain):
                 self.release(i)
         return total._replace(initial=initial)
 
-    def _zero(self) -> ChainGradients:
+    def zero(self) -> ChainGradients:
+        """Return empty gradients."""
         return ChainGradients(None, [None] * self.inputs, [None] * len(self.parameters))
 
     def _add_local(

@@ -145,7 +145,7 @@ class RowChain(DepthChain):
 
     def gradients(self, delta: Tensor | Sequence[Cotangent]) -> ChainGradients:
         """Return δ_i ∂f_i/∂θ_i of all links, and δ_1 F_1."""
-        delta, total, initial = self._stacked(delta), self._zero(), None
+        delta, total, initial = self._stacked(delta), self.zero(), None
         if self.deltas is not None:
             self.deltas.update(zip((path for path, _ in self._blocks), delta.detach(), strict=True))
         with local_backward(self._span, ()):

@@ -19,8 +19,8 @@ from gradfree.chains.refusals import attached
 from gradfree.chains.site import Removable, Site
 from gradfree.chains.solving import Attachment
 from gradfree.errors import ChainError
-from gradfree.layers.roles import weight_of
-from gradfree.torchside.guards import refuse_batched, refuse_second_derivatives, refuse_transforms
+from gradfree.layers.roles import contains_dropout, weight_of
+from gradfree.torchside.guards import refuse_batched, refuse_second_derivatives, refuse_transforms, saved
 from gradfree.torchside.private import Function, uncompiled
 from gradfree.torchside.sharding import is_dtensor
 from gradfree.torchside.unsaved import Unsaved
@@ -87,7 +87,9 @@ class FeedbackLayers(Site):
 
 def _replaceable(module: nn.Module) -> bool:
     kind = next((kind for kind in _LAYERS if isinstance(module, kind)), None)
-    if kind is None or ("forward" in vars(module) and not FeedbackLayers.holds_engine(module)):
+    if kind is None or contains_dropout(module):
+        return False
+    if "forward" in vars(module) and not FeedbackLayers.holds_engine(module):
         return False
     methods = ((getattr(k, "forward", None), getattr(k, "_conv_forward", None)) for k in (type(module), kind))
     return next(methods) == next(methods) and all(p.is_floating_point() for p in module.parameters())
@@ -176,7 +178,6 @@ class FeedbackSource(Protocol):
 
 class _Context(FunctionCtx):
     feedback: _Feedback
-    weight: Tensor
     shape: torch.Size
 
 
@@ -186,7 +187,8 @@ class _FeedbackFunction(Function):
     @staticmethod
     def forward(ctx: _Context, feedback: _Feedback, x: Tensor, weight: Tensor, out: Tensor) -> Tensor:
         """Detach the output; the result shares memory and version counter with it."""
-        ctx.feedback, ctx.weight, ctx.shape = feedback, weight, x.shape
+        ctx.save_for_backward(weight)
+        ctx.feedback, ctx.shape = feedback, x.shape
         return out.detach()
 
     @staticmethod
@@ -196,7 +198,8 @@ class _FeedbackFunction(Function):
         refuse_batched([cotangent], ctx.feedback.path)
         if (deltas := ctx.feedback.attachment.deltas) is not None:
             deltas[ctx.feedback.path] = cotangent.detach()
-        weight = ctx.feedback.weight(ctx.weight).to(cotangent.dtype)
+        (weight,) = saved(ctx, ctx.feedback.path)
+        weight = ctx.feedback.weight(weight).to(cotangent.dtype)
         return None, ctx.feedback.back(cotangent, weight, ctx.shape), None, cotangent
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Iterator, Sequence
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -13,8 +13,8 @@ from gradfree.algebra.cotangents import Cotangent
 from gradfree.chains.chain import ChainGradients
 from gradfree.chains.survey import LinkFindings
 from gradfree.depth.depth_chain import DepthChain
-from gradfree.depth.link import Link
-from gradfree.errors import ChainError
+from gradfree.depth.link import Link, local_backward
+from gradfree.errors import CHANGED_IN_PLACE, ChainError
 from gradfree.layers.roles import Convolution, Role, adjoint, keeps_state, linear_part
 from gradfree.torchside.guards import refuse_batched
 
@@ -49,19 +49,6 @@ class LayerReplay(Protocol):
 
     def run_again(self, link: Link, x: Tensor) -> Link:
         """Run the layer of ``link`` again on ``x``, with the pass's dropout mask; return the link with a new graph."""
-
-
-class ComparedLayer(NamedTuple):
-    """One layer with weights, after a first and a second pass through it.
-
-    Attributes:
-        link: the layer, as in :meth:`LayerChain.replay`, or with the second pass's graph.
-        difference: the first pass's output minus the second's, after the layer's activation (pointwise functions and
-            dropout), times the norms of the errors; ``None`` for the chain's last layer with weights.
-    """
-
-    link: Link
-    difference: Tensor | None = None
 
 
 class LayerChain(DepthChain):
@@ -124,10 +111,6 @@ class LayerChain(DepthChain):
         if not self.keep_graph:
             self.links[index] = without_graph(self.links[index])
 
-    def zero(self) -> ChainGradients:
-        """Return empty gradients, for :meth:`add`."""
-        return self._zero()
-
     def shape(self, index: int) -> torch.Size:
         """Return the shape of the input of link ``index``."""
         return self.recording.initial.shape if index == 0 else self.links[index - 1].out.shape
@@ -171,98 +154,93 @@ class LayerChain(DepthChain):
                 "or use another engine."
             )
         source: Any = link.source
-        return torch.autograd.grad(source, link.state, cotangent.to(link.out.dtype), retain_graph=True)[0]
+        cotangent = link.writable(cotangent.to(link.out.dtype))
+        with local_backward(link.path, [cotangent]):
+            return torch.autograd.grad(source, link.state, cotangent, retain_graph=True)[0]
 
-    def compare_passes(
-        self,
-        shift: Tensor,
-        norms: Tensor | None,
-        *,
-        tangent: bool = False,
-        second: bool = False,
-    ) -> Iterator[ComparedLayer]:
-        """Run a second pass on the chain's input minus ``shift``; yield every layer with weights, in order.
+    def two_passes(
+        self, error: Tensor, shift: Tensor, norms: Tensor | None, *, at_second: bool = False
+    ) -> ChainGradients:
+        """Return the gradients from differences between two passes; the second starts from the input minus ``shift``.
 
-        Frees each link that the second pass has gone through.
+        The cotangent of a layer with weights is the first pass's output minus the second's, after the activation behind
+        it (pointwise functions and dropout), times the norms of the errors; that of the last such layer is the error.
+        The chain's input gets ``shift`` times the norms. Links are freed once the second pass has gone through them.
 
         Args:
+            error: the cotangent at the output of link :attr:`last`.
             shift: shaped like the chain's input, of at least single precision, for errors of norm one.
-            norms: of the errors, (N,); ``None`` if ``shift`` is for errors that are not normalised.
-            tangent: whether to yield products of the Jacobians with ``shift`` in place of differences.
-            second: whether the layers have the second pass's graphs, not the first one's.
+            norms: of the errors, (N,). ``None`` if ``shift`` is for errors that are not normalised: then products of
+                the Jacobians with ``shift`` replace the differences.
+            at_second: whether weights are multiplied by the inputs of the second pass, not by those of the first one.
 
         Raises:
-            ChainError: as in :meth:`replay`.
+            ChainError: as in :meth:`replay`; or the output of a link was changed in place after the link had run.
         """
+        for link in self.links[: self.last]:
+            if link.has_changed:
+                raise CHANGED_IN_PLACE.error(where=link.path)
+        total = self.zero()
+        if self.recording.input_requires_grad:
+            total = total._replace(initial=scaled(shift, norms))
         low = {self.recording.initial.dtype, *(link.out.dtype for link in self.links)} != {shift.dtype}
-        if tangent or low or norms is None:
-            walk = self._shifted(shift, norms, tangent, second)
-        else:
-            walk = self._second_pass(shift, norms, second)
+        # Whether to carry the difference from layer to layer: as precise as it is, not as the states are.
+        shifts = low or norms is None
+        other = shift if shifts else self.recording.initial - shift
         del shift
+        waiting: Link | None = None
         passed = 0
-        for i, found in walk:
-            yield found
-            del found
-            for j in range(passed, i):
-                self.release(j)
-            passed = max(passed, i)
-
-    def _second_pass(self, shift: Tensor, norms: Tensor, graphs: bool) -> Iterator[tuple[int, ComparedLayer]]:
-        """Compute the second pass's states; yield the number of finished links with each compared layer."""
-        run_again, waiting = self.recording.run_again, None
-        second = self.recording.initial - shift
-        del shift
         for i, (link, x) in enumerate(self.replay()):
             role = self.roles[i]
             if waiting is not None and role not in ACTIVATION:
-                # In place, to save memory: a difference is as large as a state.
-                yield i - 1, waiting._replace(difference=(x - second).mul_(_broadcast(norms, x)))
-                waiting = None
-            if i == self.last:
-                yield i, ComparedLayer(run_again(link, second) if graphs else link)
-                return
-            if role is Role.WEIGHTS:
-                waiting = ComparedLayer(link)
-                if graphs:
-                    again = run_again(link, second)
-                    second, waiting = again.out.detach(), ComparedLayer(without_values(again))
-                    del again
-                elif keeps_state(link.block):
-                    second = link.out.detach() - linear_part(link.block, x - second)
+                if norms is None or low:
+                    self.add(waiting, scaled(other, norms), total)
                 else:
-                    second = link.block.forward(second)
-            elif role is Role.DROPOUT:
-                # Dropout is linear, and its Jacobian contains the mask.
-                second = self.vjp(link, second)
-            else:
-                second = link.block.forward(second)
-
-    def _shifted(
-        self, shift: Tensor, norms: Tensor | None, tangent: bool, graphs: bool
-    ) -> Iterator[tuple[int, ComparedLayer]]:
-        """Compute the difference of the passes, layer by layer, in the precision of ``shift``, not of the states."""
-        waiting = None
-        for i, (link, x) in enumerate(self.replay()):
-            role = self.roles[i]
-            if waiting is not None and role not in ACTIVATION:
-                yield i - 1, waiting._replace(difference=scaled(shift, norms))
+                    # In place, to save memory: a difference is as large as a state.
+                    self.add(waiting, (x - other).mul_(_broadcast(norms, x)), total)
                 waiting = None
+                for j in range(passed, i - 1):
+                    self.release(j)
+                passed = i - 1
             if role is Role.WEIGHTS:
-                waiting = ComparedLayer(self.recording.run_again(link, (x - shift).to(x.dtype)) if graphs else link)
+                waiting = link
+                if at_second:
+                    waiting = self.recording.run_again(link, (x - other).to(x.dtype) if shifts else other)
             if i == self.last:
-                assert waiting is not None
-                yield i, waiting
-                return
-            if role is Role.DROPOUT or (role is Role.POINTWISE and tangent):
-                # Both Jacobians are diagonal, so equal to their transposes; that of dropout contains the mask.
-                shift = self.vjp(link, shift).to(shift.dtype)
-            elif role not in (Role.POINTWISE, Role.MAX):
-                shift = linear_part(link.block, shift)
+                break
+            if shifts:
+                other = self._next_shift(i, link, x, other, tangent=norms is None)
+            elif waiting is not None and role is Role.WEIGHTS and at_second:
+                other, waiting = waiting.out.detach(), without_values(waiting)
             else:
-                x = (self._entered(i) if x.is_meta else x).to(shift.dtype)
-                run = link.block.forward
-                shift = torch.func.jvp(run, (x,), (shift,))[1] if tangent else run(x) - run(x - shift)
+                other = self._next_state(role, link, x, other)
+        assert waiting is not None  # The last link has weights.
+        self.add(waiting, error, total)
+        return total
+
+    def _next_state(self, role: Role, link: Link, x: Tensor, second: Tensor) -> Tensor:
+        """Return the second pass's state after ``link``, from that before it; ``x`` is the first pass's."""
+        if role is Role.DROPOUT:
+            # Dropout is linear, and its Jacobian contains the mask.
+            return self.vjp(link, second)
+        if role is Role.WEIGHTS and keeps_state(link.block):
+            return link.out.detach() - linear_part(link.block, x - second)
+        return link.block.forward(second)
+
+    def _next_shift(self, index: int, link: Link, x: Tensor, shift: Tensor, *, tangent: bool) -> Tensor:
+        """Return the difference of the passes after ``link``, in the precision of ``shift``, that before it."""
+        role = self.roles[index]
+        if role is Role.DROPOUT or (role is Role.POINTWISE and tangent):
+            # Both Jacobians are diagonal, so equal to their transposes; that of dropout contains the mask.
+            return self.vjp(link, shift).to(shift.dtype)
+        if role not in (Role.POINTWISE, Role.MAX):
+            return linear_part(link.block, shift)
+        x = (self._entered(index) if x.is_meta else x).to(shift.dtype, copy=link.in_place)
+        run = link.block.forward
+        if tangent:
+            return torch.func.jvp(run, (x,), (shift,))[1]
+        second = run(x - shift)
+        return run(x) - second
 
     def _entered(self, index: int) -> Tensor:
         """Return the input of link ``index`` of a stored pass; compute it again if its values are freed."""
@@ -274,19 +252,6 @@ class LayerChain(DepthChain):
         x = self._entered(index - 1)
         # Dropout is linear, and its Jacobian contains the mask.
         return self.vjp(link, x) if self.roles[index - 1] is Role.DROPOUT else self.recording.run_again(link, x).out
-
-    def add_compared(self, compared: Iterable[ComparedLayer], error: Tensor, total: ChainGradients) -> None:
-        """Add the gradients of all layers of :meth:`compare_passes` to ``total``, one layer at a time.
-
-        Args:
-            compared: the layers.
-            error: the cotangent at the output of a layer without a difference.
-            total: changed in place.
-        """
-        for found in compared:
-            self.add(found.link, error if found.difference is None else found.difference, total)
-            # Free the difference, which is as large as a state, before the next layer runs.
-            del found
 
     def add(self, link: Link, cotangent: Tensor, total: ChainGradients) -> None:
         """Add the gradients of the link's parameters to ``total``, given the cotangent at its output.

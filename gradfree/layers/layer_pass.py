@@ -59,7 +59,7 @@ class LayeredPass(DepthPass):
         self._entered = [(tensor, tensor._version) for tensor in (self.initial, *self.parameters)]
         # Aliases of the parameters' memory, to notice if ``p.data`` is replaced between the passes.
         self._data = [p.detach() for p in self.parameters]
-        self._random: dict[str, RandomState] = {}
+        self._random: dict[str, tuple[RandomState, bool]] = {}
         self._streamed = 0
         engine = chain.attachment.engine
         self._streams, self._reads_states = engine.streams, engine.reads_states
@@ -91,8 +91,8 @@ class LayeredPass(DepthPass):
                 f"the output of {self.links[-1].path} was changed in place before {path} got it. Compute a new tensor "
                 "in a separate layer, or leave the layers from there on out of the chain."
             )
-        if self._streams and role is Role.DROPOUT and block.training:
-            self._random[path] = RandomState.of(self.initial.device)
+        if self._streams and role is Role.DROPOUT:
+            self._random[path] = RandomState.of(self.initial.device), block.training
 
     def leave(self, link: Link, before: Tensor) -> Sequence[Tensor]:
         """Record ``link``, and free what is not needed any more.
@@ -154,15 +154,15 @@ class LayeredPass(DepthPass):
         Raises:
             ChainError: dropout was switched on or off since the forward pass.
         """
-        state = self._random.get(link.path)
-        if role_of(link.block) is Role.DROPOUT and link.block.training is (state is None):
+        state, training = self._random.get(link.path, (None, link.block.training))
+        if link.block.training is not training:
             raise ChainError(
                 f"{link.path} was switched between training and evaluation before the backward pass, which runs it "
                 "again. Switch after the backward pass, or use streaming=False."
             )
         with torch.enable_grad(), nullcontext() if state is None else state.restored(), torch.autocast(*self._autocast):
             local = x.detach().requires_grad_(x.is_floating_point())
-            out = link.block.forward(local)
+            out = link.block.forward(local.clone() if link.in_place else local)
         return link.with_fields(out=out, state=get_gradient_edge(local), end=None)
 
 

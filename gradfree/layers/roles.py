@@ -11,6 +11,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.modules.dropout import _DropoutNd
 from torch.nn.modules.pooling import _MaxPoolNd
 
 from gradfree.wording import no_such
@@ -129,7 +130,13 @@ def _known(module: nn.Module) -> _Known | None:
     if "forward" in vars(module) or (isinstance(module, _MaxPoolNd) and (module.return_indices or _dilated(module))):
         return None
     forward = type(module).forward
-    return next((_KNOWN[c] for c in type(module).__mro__ if c in _KNOWN and c.forward is forward), None)
+    known = next((_KNOWN[c] for c in type(module).__mro__ if c in _KNOWN and c.forward is forward), None)
+    return None if known and known.role is not Role.DROPOUT and contains_dropout(module) else known
+
+
+def contains_dropout(module: nn.Module) -> bool:
+    """Return whether dropout is inside the layer, such as on its weight, which would be another one if read again."""
+    return any(isinstance(inner, _DropoutNd) for inner in module.modules() if inner is not module)
 
 
 def _dilated(pool: nn.Module) -> bool:

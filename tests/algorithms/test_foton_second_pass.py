@@ -8,7 +8,7 @@ from torch import nn
 
 from gradfree import ChainError
 from gradfree.algorithms import FOTON
-from gradfree.testing.cases.models import assert_equal_gradients
+from gradfree.testing.cases.models import assert_equal_gradients, gradients
 
 BENT_NETS = {
     "tanh": (lambda: dense(8, 8, 6, 4, bend=nn.Tanh), (5, 8)),
@@ -67,11 +67,25 @@ def test_f_is_kept_for_refresh_feedback_every_optimizer_steps():
     for _ in range(4):
         optimizer.zero_grad()
         net(x).pow(2).sum().backward()
-        kept.append(handle.state_dict()[""]["foton: F to 1"])
+        kept.append(handle.state_dict()[""]["foton: F from 0 to 1"])
         optimizer.step()
     assert kept[0] is kept[1]
     assert kept[2] is kept[3]
     assert not torch.equal(kept[1], kept[2])
+
+
+def test_a_kept_f_belongs_to_the_layers_between_and_to_no_engine_that_keeps_none():
+    net, x = dense(8, 8, 8, 4, bend=nn.Tanh), torch.randn(5, 8)
+    expected = foton_gradients(net[2:], x)["2.weight"]
+    with FOTON(refresh_feedback_every=2).attach(net, [""]) as handle:
+        gradients(net, lambda: net(x))
+        torch.testing.assert_close(gradients(net, lambda: net[2:](x))["2.weight"], expected)
+        state = handle.state_dict()
+    net[4].weight.data *= 2
+    expected = foton_gradients(net, x)
+    with FOTON().attach(net, [""]) as handle:
+        handle.load_state_dict(state)
+        assert_equal_gradients(gradients(net, lambda: net(x)), expected)
 
 
 @pytest.mark.parametrize("streaming", [False, True])

@@ -107,6 +107,16 @@ def test_exact_gradients_use_the_weight_of_the_forward_pass():
         assert_equal_gradients(grads(model, x), expected)
 
 
+def test_weights_that_changed_between_the_passes_are_refused():
+    model = nn.Sequential(nn.Linear(5, 6), nn.Tanh(), nn.Linear(6, 5))
+    with FA(feedback="sign").attach(model):
+        out = model(torch.randn(4, 5))
+        with torch.no_grad():
+            model[2].weight.neg_()
+        with pytest.raises(ChainError, match="the weights or the output of 2 were changed in place"):
+            out.sum().backward()
+
+
 def test_each_kind_of_feedback_follows_its_definition():
     model = nn.Sequential(nn.Linear(4, 3), nn.ConvTranspose1d(4, 2, 3, 2, groups=2), nn.Conv1d(4, 2, 3, groups=2))
     signs, fan_in = [layer.weight.sign() for layer in model], (4, 3, 6)

@@ -1,5 +1,7 @@
 """Chains of known layers: operations between the layers and the engine that are refused."""
 
+import copy
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -79,6 +81,33 @@ def test_a_state_that_the_next_layer_returns_unchanged_must_not_be_changed(engin
         before.mul_(3)
         with pytest.raises(ChainError, match=f"the output of {at + 1} was changed in place"):
             net[at + 2](h)
+
+
+def with_functions_in_place(net):
+    for layer in net:
+        vars(layer).update({"inplace": True} if isinstance(layer, nn.ReLU | nn.ELU) else {})
+    return net
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_functions_in_place_have_the_gradients_of_functions_out_of_place(engine, dtype):
+    net = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8), nn.Dropout(0.3), nn.ELU(), nn.Linear(8, 4))
+    net, x, found = net.to(dtype), torch.randn(5, 8, dtype=dtype), []
+    for made in (net, with_functions_in_place(copy.deepcopy(net))):
+        torch.manual_seed(3)
+        with engine.attach(made):
+            found.append(gradients(made, lambda made=made: made(x)))
+    assert_equal_gradients(found[1], found[0], tolerance=1e-10 if dtype is torch.float64 else 0.01)
+
+
+@pytest.mark.parametrize("engine", [FOTON(), PEPITA()], ids=str)
+def test_a_function_that_overwrites_a_state_to_compare_is_refused(engine):
+    """It writes through a view to the output of the layer with weights, which ends at the view."""
+    net = with_functions_in_place(nn.Sequential(nn.Linear(8, 8), nn.Flatten(), nn.ReLU(), nn.Linear(8, 4)))
+    with engine.attach(net):
+        out = net(torch.randn(5, 8))
+        with pytest.raises(ChainError, match=r"the output of 0 were changed in place .* Use the out-of-place"):
+            out.sum().backward()
 
 
 def test_a_loss_only_on_an_inner_state_with_a_freed_graph_is_refused():

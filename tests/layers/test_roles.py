@@ -104,6 +104,35 @@ def test_a_subclass_counts_if_it_keeps_the_known_forward_and_may_be_registered_i
     assert torch.equal(roles.linear_part(nn.Linear(4, 3), x, layer.weight), 2 * layer(x))
 
 
+class AlwaysDropped(nn.Module):
+    def forward(self, x):
+        return F.dropout(x, 0.5, training=True)
+
+
+def test_random_layers_have_the_same_mask_again_in_evaluation_too():
+    gradfree.register_layer(AlwaysDropped, "dropout")
+    net, x = nn.Sequential(nn.Linear(8, 8), AlwaysDropped(), nn.Linear(8, 8), nn.Linear(8, 4)).eval(), torch.randn(5, 8)
+    found = []
+    for streaming in (False, True):
+        torch.manual_seed(3)
+        with gradfree.create_engine("foton", streaming=streaming).attach(net):
+            found.append(gradients(net, lambda: net(x)))
+    assert_equal_gradients(found[1], found[0])
+
+
+def test_layers_with_random_weights_are_not_known():
+    """A second look at the weight would draw another mask."""
+    net, x = nn.Sequential(nn.Linear(5, 6), nn.Tanh(), nn.Linear(6, 5)), torch.randn(4, 5)
+    nn.utils.parametrize.register_parametrization(net[2], "weight", nn.Dropout(0.5))
+    assert roles.role_of(net[2]) is None
+    torch.manual_seed(3)
+    expected = net(x)
+    with gradfree.create_engine("fa").attach(net) as handle:
+        torch.manual_seed(3)
+        assert torch.equal(net(x), expected)
+        assert list(handle.chains[""].blocks) == ["0"]
+
+
 def test_registering_a_known_class_again_replaces_its_transpose_too():
     gradfree.register_layer(nn.Linear, "weights", linear=lambda _, x, weight: F.linear(x, weight).flip(-1))
     layer, e = nn.Linear(4, 3), torch.randn(2, 3)

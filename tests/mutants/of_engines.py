@@ -83,20 +83,20 @@ MUTANTS = (
     mutant(
         "the second pass starts on the other side of the input",
         "algorithms/test_foton.py",
-        (LAYERS, "second = self.recording.initial - shift", "second = self.recording.initial + shift"),
+        (LAYERS, "else self.recording.initial - shift", "else self.recording.initial + shift"),
     ),
     mutant(
         "differences of two passes are not scaled back to the error's norm",
         "algorithms/test_foton.py algorithms/test_foton_second_pass.py",
-        (LAYERS, "difference=(x - second).mul_(_broadcast(norms, x))", "difference=x - second"),
+        (LAYERS, "(x - other).mul_(_broadcast(norms, x))", "x - other"),
     ),
     mutant(
         "the second pass draws dropout masks of its own",
         "algorithms/test_foton_second_pass.py algorithms/test_pepita.py algorithms/test_foton.py",
         (
             LAYERS,
-            "and its Jacobian contains the mask.\n                second = self.vjp(link, second)",
-            "and not drawn again.\n                second = link.block.forward(second)",
+            "return self.vjp(link, second)",
+            "return link.block.forward(second)",
         ),
     ),
     mutant(
@@ -126,7 +126,7 @@ MUTANTS = (
     mutant(
         "what lies before the chain of layers gets nothing",
         "algorithms/test_foton.py layers/test_layers.py",
-        ("algorithms/foton.py", "if chain.recording.input_requires_grad:", "if False:"),
+        (LAYERS, "if self.recording.input_requires_grad:", "if False:"),
     ),
     mutant(
         "weights are made orthogonal one step late",
@@ -169,7 +169,7 @@ MUTANTS = (
     mutant(
         "PEPITA takes the first pass's inputs",
         "algorithms/test_pepita.py",
-        ("algorithms/pepita.py", "norms, second=True)", "norms, second=False)"),
+        ("algorithms/pepita.py", "norms, at_second=True)", "norms, at_second=False)"),
     ),
     mutant(
         "fidelity is relative to the engine's own gradient",
