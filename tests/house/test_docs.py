@@ -157,16 +157,6 @@ def test_the_example_suite_makes_a_report_with_its_section(tmp_path, monkeypatch
     assert len(examples(ROOT / "docs/develop/benchmarks.md")[1].strip().splitlines()) <= 40
 
 
-def test_no_page_has_merge_conflict_markers():
-    for page in PAGES:
-        assert not re.search(r"^(<<<<<<<|>>>>>>>) ", page.read_text(encoding="utf-8"), re.MULTILINE), page.name
-
-
-def test_prose_check_finds_no_problems():
-    """The same check as in ``make lint``."""
-    assert not runpy.run_path(str(ROOT / ".ci" / "prose.py"))["problems"]()
-
-
 def test_prose_check_finds_odd_words_and_dead_links(tmp_path):
     prose = runpy.run_path(str(ROOT / ".ci" / "prose.py"))
     page, odd = tmp_path / "page.md", "told"

@@ -1,23 +1,8 @@
 """A user's models, data and losses."""
 
-from dataclasses import dataclass
-
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
-
-from gradfree import SweepEngine
-
-
-@dataclass(frozen=True, kw_only=True)
-class Damped(SweepEngine):
-    """A user's engine."""
-
-    damping: float = 0.5
-    sweeps = 3
-
-    def split(self, chain):
-        return chain.constant(self.damping)
 
 
 class Block(nn.Module):

@@ -10,7 +10,7 @@ from report_records import committed
 from tiny_suite import CHAIN, HIGHWAY, PLAIN, TASK, failing, training
 
 from gradfree.benchmarks.data.bundled import Split
-from gradfree.benchmarks.records.case import ADDED
+from gradfree.benchmarks.records.case import ADDED, Row
 from gradfree.benchmarks.records.records import RecordFile
 from gradfree.benchmarks.suites.index import SUITES
 from gradfree.benchmarks.tables.experiment import cases
@@ -28,6 +28,12 @@ def test_rows_differ_only_in_the_engine():
     assert highway["losses"][0] == plain["losses"][0]
     assert highway["losses"] != plain["losses"]
     assert highway == training(HIGHWAY).run() != training(HIGHWAY, seed=1).run()
+
+
+def test_sizes_and_default_options_are_recorded():
+    results = training(Row("highway_bp", "highway_bp", {})).run()
+    assert results["sizes"] == {"parameters": 1249, "train": 16, "validation": 16, "test": 16}
+    assert results["defaults"] == "iterations=2, gamma=0.0"
 
 
 @pytest.mark.parametrize("score", [TASK.score, DIGITS.score])

@@ -3,11 +3,10 @@
 import re
 from html import unescape
 
-import polars as pl
 from report_records import RECORDS
 from tiny_suite import SUITE
 
-from gradfree.benchmarks.reports.publication import page, publish
+from gradfree.benchmarks.reports.publication import page
 from gradfree.benchmarks.reports.report import SuiteReport, texts
 
 
@@ -33,15 +32,3 @@ def test_the_page_has_every_figure_and_verdict():
     cells = re.findall(r"<t[dh][^>]*>(.*?)</t[dh]>", page(report()).partition("<script>")[0], re.DOTALL)
     expected = [cell for row in ([*summary.head, "in words"], *rows) for cell in row]
     assert [unescape(re.sub("<[^>]+>", "", cell)).strip() for cell in cells] == expected
-
-
-def test_csv_and_parquet_have_every_number(tmp_path):
-    publish(report(), tmp_path)
-    facts = report().facts
-    assert facts["section"].unique().to_list() == [section.title for section in report().sections]
-    # Each row has 9 facts of single runs, 3 means, 4 costs, a difference, a rate, failures and the front; one row has
-    # defaults; model, optimizer, batch size and rate are common to all.
-    assert len(facts) == 3 * 20 + 1 + 4
-    assert pl.read_parquet(tmp_path / "report.parquet").equals(facts)
-    read, kept = pl.read_csv(tmp_path / "report.csv", schema=facts.schema), ("row", "seed", "value", "low", "high", "n")
-    assert read.select(kept).equals(facts.select(kept))

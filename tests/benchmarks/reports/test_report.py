@@ -6,7 +6,7 @@ from dataclasses import replace
 from math import nan
 
 import pytest
-from report_records import RECORDS, TRAININGS, fact_values, failed, markdown, table_rows, timed, trained
+from report_records import RECORDS, TRAININGS, failed, markdown, table_rows, timed, trained
 from rich.console import Console
 from tiny_suite import CHAIN, HIGHWAY, SUITE, TASK, training
 
@@ -105,19 +105,6 @@ def test_the_command_report_prints_and_writes_the_report(tmp_path, monkeypatch, 
     written = {path.suffix: path.stat().st_size for path in tmp_path.glob("report.*")}
     assert written.keys() == {".html", ".md", ".csv", ".parquet"}
     assert all(written.values())
-
-
-def test_facts_have_units_and_intervals():
-    (section,) = sections(SUITE, RECORDS)
-    row = "highway_bp k=1"
-    value, low, high, seeds = fact_values(section, row=row, metric="test accuracy, difference to autograd", unit="%")
-    assert (value, seeds) == (-6, 3)
-    assert (low, high) == pytest.approx((-28.36, 16.36), abs=0.01)
-    assert fact_values(section, row=row, metric="step time", unit="s")[:3] == (0.005, 0.0049, 0.0051)
-    assert fact_values(section, row=row, metric="peak memory", unit="× autograd")[0] == 2.5
-    assert fact_values(section, row=row, metric="on the Pareto front", unit="1")[0] == 1
-    runs = [fact_values(section, row=row, metric="test accuracy", seed=seed)[0] for seed in range(3)]
-    assert runs == [80, 90, 100]
 
 
 @pytest.mark.parametrize(

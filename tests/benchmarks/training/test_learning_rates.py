@@ -7,7 +7,6 @@ import pytest
 from tiny_suite import HIGHWAY, TASK, TUNED, fake, training
 
 from gradfree.benchmarks.records.records import failure
-from gradfree.benchmarks.reports.report import sections
 from gradfree.benchmarks.tasks.catalogue import PYDOC
 from gradfree.benchmarks.tasks.task import Score
 from gradfree.benchmarks.training.comparison import Trial
@@ -56,16 +55,3 @@ def test_a_trial_is_a_training_run_without_a_test_score(monkeypatch):
     reported = training(HIGHWAY, seed=trial.seed).run()
     assert reported == {**results, "test": reported["test"]}
     assert trial.seed not in range(1000)
-
-
-def test_the_report_shows_the_chosen_rates_and_their_runs():
-    records = dict(TRIED)
-    for rate, score in ((MIDDLE, 80.0), (HIGH, 90.0)):
-        results = {"fidelity": [{"cosine": 0.5, "relative_error": 0.5}], "validation": score, "test": score}
-        task = replace(TASK, learning_rate=rate)
-        records |= dict(fake(training(row, task=task, seed=seed), results) for row in TUNED.rows for seed in range(2))
-    (section,) = sections((TUNED,), records)
-    assert section.head[-1] == "rate"
-    assert [[row[1].text, row[-1].text] for row in section.rows] == [["80.00 ± 0.00", "0.01"], ["90.00 ± 0.00", "0.1"]]
-    assert "seeds: 2" in section.title
-    assert "learning rate of 0.001, 0.01, 0.1 with the best validation score" in section.legend
