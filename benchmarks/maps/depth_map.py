@@ -8,10 +8,9 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from gradfree import create_model
-from gradfree.benchmarks.data.bundled import Split
 from gradfree.benchmarks.data.synthetic import random_examples
 from gradfree.benchmarks.records.case import Row
 from gradfree.benchmarks.tables.facts import Fact, fact
@@ -24,7 +23,6 @@ PLAIN, COMPILED, GRAPHED = "backprop", "compiled backprop", "graphed backprop"
 DISPLAY_NAMES = {PLAIN: "autograd", COMPILED: "compiled autograd", GRAPHED: "graphed autograd"}
 _WARM_UP = 3
 _COSINE = "cosine with the exact gradient"
-Loss = Callable[[Tensor, Tensor], Tensor]
 
 
 @dataclass(frozen=True)
@@ -54,45 +52,27 @@ class DeepNet:
     def __str__(self) -> str:
         return f"{self.depth} blocks, {self.family}, batch {self.batch}"
 
-    def create(self) -> nn.Module:
-        """Return the model."""
-        return create_model(self.model, **self.options)
-
-    def examples(self) -> Split:
-        """Return random inputs and targets."""
-        return random_examples((self.batch, *self.example), self.classes, self.tokens)
-
 
 class Passes:
-    """A forward and backward pass of a model on one batch.
+    """A forward and backward pass of a net on one batch: by autograd, or with the row's engine."""
 
-    Args:
-        model: the model, on its device.
-        batch: the batch, on the same device.
-        loss: called with the model's output and the targets.
-        row: the engine to attach; autograd if not given.
-        compiled: whether the model is compiled.
-    """
-
-    def __init__(
-        self,
-        model: nn.Module,
-        batch: Split,
-        loss: Loss = cross_entropy,
-        row: Row | None = None,
-        compiled: bool = False,
-    ):
-        self.model, self.batch, self.loss, self.parameters = model, batch, loss, list(model.parameters())
+    def __init__(self, case: Timing, row: Row | None = None, compiled: bool = False):
+        torch.manual_seed(case.seed)
+        net: DeepNet = case.item
+        self.model = create_model(net.model, **net.options).to(case.device)
+        examples = random_examples((net.batch, *net.example), net.classes, net.tokens)
+        self.inputs, self.targets = (tensor.to(case.device) for tensor in examples)
+        self.parameters = list(self.model.parameters())
         if row is not None:
-            row.create_engine().attach(model)
+            row.create_engine().attach(self.model)
         if compiled:
-            model.compile()
+            self.model.compile()
 
     def __call__(self) -> None:
         """Run both passes."""
         for parameter in self.parameters:
             parameter.grad = None
-        self.loss(self.model(self.batch.inputs), self.batch.targets).backward()
+        cross_entropy(self.model(self.inputs), self.targets).backward()
 
     def gradient(self) -> Tensor:
         """Return the gradient of all parameters as one vector."""
@@ -154,19 +134,11 @@ def deep_steps(case: Timing) -> Mapping[str, Callable[[], Any]]:
     """Return, by label, functions that build the passes: autograd, compiled if asked for, graphed, and each engine."""
     others: dict[str, Callable[[], Any]] = {}
     if case.more["compiled"]:
-        others[COMPILED] = partial(_passes, case, compiled=True)
+        others[COMPILED] = partial(Passes, case, compiled=True)
     if torch.device(case.device).type == "cuda":
-        others[GRAPHED] = lambda: Graphed(_passes(case))
-    rows = {row.label: partial(_passes, case, row) for row in case.rows}
-    return {PLAIN: partial(_passes, case), **others, **rows}
-
-
-def _passes(case: Timing, row: Row | None = None, compiled: bool = False) -> Passes:
-    torch.manual_seed(case.seed)
-    net: DeepNet = case.item
-    model = net.create().to(case.device)
-    batch = Split(*(examples.to(case.device) for examples in net.examples()))
-    return Passes(model, batch, row=row, compiled=compiled)
+        others[GRAPHED] = lambda: Graphed(Passes(case))
+    rows = {row.label: partial(Passes, case, row) for row in case.rows}
+    return {PLAIN: partial(Passes, case), **others, **rows}
 
 
 def compiled_up_to(blocks: int) -> Callable[[DeepNet], dict[str, bool]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from math import isqrt
@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import nn
 from torch.utils.checkpoint import checkpoint_sequential
 
 from gradfree import create_model
@@ -40,16 +39,12 @@ class Network:
     def __str__(self) -> str:
         return f"{self.depth} layers of {self.width}, batch {self.batch}"
 
-    def create_model(self) -> nn.Module:
-        """Return the network, in float32."""
-        sizes = {"in_features": self.width, "depth": self.depth, "width": self.width}
-        return create_model("orthogonal_mlp", num_classes=_CLASSES, **sizes).float()
-
 
 def build_trainee(network: Network, row: Row, device: str, seed: int) -> Trainee:
     """Return a network in training with the row's engine attached."""
     torch.manual_seed(seed)
-    model = network.create_model().to(device)
+    sizes = {"in_features": network.width, "depth": network.depth, "width": network.width}
+    model = create_model("orthogonal_mlp", num_classes=_CLASSES, **sizes).float().to(device)
     inputs = torch.randn(network.batch, network.width).float().to(device)
     targets = torch.randint(_CLASSES, (network.batch,), device=device)
     optimizer = torch.optim.SGD(model.parameters(), lr=_LEARNING_RATE)
@@ -82,12 +77,6 @@ class Checkpointed(Row):
     kept: str
 
 
-def checkpoint_layers(layers: nn.Sequential, blocks: Sequence[nn.Module], segments: int) -> None:
-    """Let the forward pass of ``layers`` run ``blocks`` in ``segments`` checkpointed segments."""
-    run = partial(checkpoint_sequential, blocks, segments, use_reentrant=False)
-    object.__setattr__(layers, "forward", lambda x: run(input=x))
-
-
 class _Steps:
     """Several steps; a call returns their mean seconds, on a CPU of processor time, which excludes other processes."""
 
@@ -98,7 +87,9 @@ class _Steps:
         if isinstance(row, Checkpointed):
             layers: Any = self.trainee.model.layers
             blocks = [layers[i : i + 2] for i in range(0, len(layers), 2)]
-            checkpoint_layers(layers, blocks, len(blocks) if row.kept == EACH else isqrt(network.depth))
+            segments = len(blocks) if row.kept == EACH else isqrt(network.depth)
+            run = partial(checkpoint_sequential, blocks, segments, use_reentrant=False)
+            object.__setattr__(layers, "forward", lambda x: run(input=x))
 
     def __call__(self) -> float:
         """Take the steps."""

@@ -11,7 +11,6 @@ import torch
 from torch import nn
 
 from gradfree import create_model
-from gradfree.benchmarks.data.bundled import Split
 from gradfree.benchmarks.data.synthetic import random_examples
 from gradfree.benchmarks.records.case import Row
 from gradfree.benchmarks.tables.column import column
@@ -47,10 +46,6 @@ class RecurrentNet:
 
     def __str__(self) -> str:
         return self.label
-
-    def examples(self) -> Split:
-        """Return random inputs and targets."""
-        return random_examples((self.batch, *self.example), self.classes, tokens=len(self.example) == 1)
 
 
 def _speedup(cost: Mapping[str, Any], results: Mapping[str, Any]) -> Iterator[Fact]:
@@ -91,5 +86,6 @@ def _trainee(case: Timing, row: Row | None = None, loop: Callable[[nn.RNNBase], 
         replace_layers(model, loop)
     if row is not None:
         row.create_engine().attach(model)
-    inputs, targets = (examples.to(case.device) for examples in net.examples())
+    examples = random_examples((net.batch, *net.example), net.classes, tokens=len(net.example) == 1)
+    inputs, targets = (tensor.to(case.device) for tensor in examples)
     return Trainee(model, torch.optim.Adam(model.parameters()), cross_entropy, inputs, targets)
