@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
 from rich.text import Text
 
-from gradfree.benchmarks.records.records import Record, RecordFile
+from gradfree.benchmarks.records.records import RecordFile
 from gradfree.benchmarks.reports.publication import publish
 from gradfree.benchmarks.reports.report import SuiteReport
 from gradfree.benchmarks.running.runner import RECORDS
@@ -23,26 +22,24 @@ def report(suite: str | None, out: Path | None) -> None:
     """Print the tables of a folder's records and write the report's files."""
     kept = RunRequest.load(out) if out and not suite else None
     request = kept or RunRequest(Sweep(), suite=suite or "quick")
-    file = RecordFile((out or request.folder) / RECORDS)
-    records, folder = file.read(), file.path.parent
-    found = reported(comparisons_of(request), records, file, request)
-    if not records:
+    folder = out or request.folder
+    file = RecordFile(folder / RECORDS)
+    if write_report(comparisons_of(request), file, request):
+        return
+    if not file.read():
         raise UsageError(f"{folder} has no records; create them with `gradfree bench run --out {folder}`.")
-    if not found.sections:
-        raise UsageError(f"{file.path} has no results of this suite; give the suite that they are from: --suite NAME.")
-    show(found, file)
+    raise UsageError(f"{file.path} has no results of this suite; give the suite that they are from: --suite NAME.")
 
 
-def reported(comparisons: Suite, records: Mapping[str, Record], file: RecordFile, request: RunRequest) -> SuiteReport:
-    """Return the report on the records of ``comparisons``."""
-    title = f"gradfree bench: {file.path.parent.resolve().name}"
-    return replace(SuiteReport.of(title, comparisons, records), command=request.command)
-
-
-def show(report: SuiteReport, file: RecordFile) -> None:
-    """Write the report's files, and print its tables."""
+def write_report(comparisons: Suite, file: RecordFile, request: RunRequest) -> bool:
+    """Write the report's files, and print its tables; return whether the file has results of ``comparisons``."""
     console, folder = Console(), file.path.parent
+    made = SuiteReport.of(f"gradfree bench: {folder.resolve().name}", comparisons, file.read())
+    report = replace(made, command=request.command)
+    if not report.sections:
+        return False
     # The files come first: a pipe to `head` would close the output before they are written.
     files = publish(report, folder)
     report.print(console)
     console.print(Text(f"Report: {' '.join(map(str, files))}  Records: {file.path}"))
+    return True

@@ -79,7 +79,7 @@ def run(
         print(f"Interrupted. {file.path} has the finished cases; the same command runs the rest.", file=sys.stderr)
         raise
     known = file.read()
-    _report(suite, known, file, kept)
+    _report(suite, file, kept)
     _refuse_failures(list(planned(known)), known)
 
 
@@ -132,7 +132,7 @@ def _refuse_failures(listed: Sequence[Case | None], records: Mapping[str, Record
         raise UsageError(f"{len(errors)} of {len(listed)} cases failed; --retry runs them again.\n{lines}")
 
 
-def _report(suite: Suite, records: Mapping[str, Record], file: RecordFile, kept: RunRequest) -> None:
+def _report(suite: Suite, file: RecordFile, kept: RunRequest) -> None:
     """Print and write the report, if the packages for it are installed."""
     try:
         require("bench", *DRAWING)
@@ -141,7 +141,6 @@ def _report(suite: Suite, records: Mapping[str, Record], file: RecordFile, kept:
         print(f"{file.path} has the records, but the report cannot be written: {missing}", file=sys.stderr)
         print(f"Write it later, or on another machine: gradfree bench report --out {folder}", file=sys.stderr)
         return
-    from gradfree.benchmarks.bench.reporting import reported, show
+    from gradfree.benchmarks.bench.reporting import write_report
 
-    if (found := reported(suite, records, file, kept)).sections:
-        show(found, file)
+    write_report(suite, file, kept)
