@@ -1,13 +1,7 @@
 """The provenance of records, and the warning if environments differ."""
 
-import shutil
-import subprocess
-
-import pytest
 from report_records import ENVIRONMENT
 
-from gradfree import checkout
-from gradfree.benchmarks.records import environment
 from gradfree.benchmarks.records.provenance import Provenance
 
 
@@ -28,17 +22,3 @@ def test_every_difference_except_the_device_is_a_warning():
         "The records mix environments, torch: 2.13.0 (2 records), 2.6.0 (1 record).",
         "The records mix environments, commit: 0123456 (2 records), 0123456 with uncommitted changes (1 record).",
     ]
-
-
-@pytest.mark.skipif(shutil.which("git") is None, reason="git is not there")
-def test_new_records_do_not_make_the_checkout_dirty(tmp_path, monkeypatch):
-    """A run that adds records to the checkout is not marked as one with uncommitted changes."""
-    monkeypatch.setattr(environment, "_git", environment._git.__wrapped__)
-    monkeypatch.setattr(checkout, "ROOT", tmp_path)
-    monkeypatch.setattr(checkout, "IS_CHECKOUT", True)
-    subprocess.run(["git", "init", "-q", str(tmp_path)], check=True)
-    (tmp_path / "results").mkdir()
-    (tmp_path / "results" / "records.jsonl").write_text("{}")
-    assert environment.environment("cpu")["dirty"] is False
-    (tmp_path / "results" / "engine.py").write_text("")
-    assert environment.environment("cpu")["dirty"] is True

@@ -121,40 +121,37 @@ def test_a_killed_run_loses_and_repeats_no_record_and_leaves_no_process(tmp_path
     assert not any("error" in record for record in records)
 
 
-def test_a_failed_case_has_a_record_and_the_other_cases_run(tmp_path, monkeypatch, capsys):
+def test_a_failed_case_has_a_record_and_runs_again_only_with_retry(tmp_path, monkeypatch, capsys):
     """For cases that raise, are killed or exit: the other cases run, the report is made, and the command fails."""
-    losing = [Comparison(replace(TASK, data=data, name=data.__name__), (PLAIN,)) for data in (failing, killed, leaving)]
-    monkeypatch.setitem(SUITES, "tiny", (*losing, *SUITE))
+    losing = [failing, killed, leaving, points_if_there]
+    lost = [Comparison(replace(TASK, data=data, name=data.__name__), (PLAIN,)) for data in losing]
+    monkeypatch.setitem(SUITES, "tiny", (*lost, *SUITE))
+    monkeypatch.setenv("POINTS", "")
+    file = RecordFile(tmp_path / "records.jsonl")
     with pytest.raises(SystemExit) as ended:
         run(tmp_path, "--seeds", "1")
     assert ended.value.code == 2
-    records = RecordFile(tmp_path / "records.jsonl").read()
+    message = capsys.readouterr().err
+    assert "8 of 12 cases failed; --retry runs them again." in message
+    assert "OSError: no such points" in message
+    records = file.read()
     errors = {name.split("/")[1]: r["error"] for name, r in records.items() if r["kind"] == "training" and "error" in r}
     assert errors["failing"].startswith("Traceback")
     assert errors["failing"].endswith("OSError: no such points")
     assert errors["killed"] == "the process was killed by SIGKILL: the system does so when memory runs out"
     assert errors["leaving"] == "the process ended with exit code 7"
-    assert [r["results"] for r in records.values() if "error" in r] == [{}] * 6
+    assert [r["results"] for r in records.values() if "error" in r] == [{}] * 8
     assert {case.id for case in tiny_cases()} < records.keys()
     assert "points: residual_mlp" in (tmp_path / "report.md").read_text(encoding="utf-8")
-    message = capsys.readouterr().err
-    assert "6 of 10 cases failed; --retry runs them again." in message
-    assert "OSError: no such points" in message
 
-
-def test_failed_cases_run_again_only_with_retry(tmp_path, monkeypatch):
-    monkeypatch.setitem(SUITES, "tiny", (Comparison(replace(TASK, data=points_if_there), (PLAIN,)),))
-    file, options = RecordFile(tmp_path / "records.jsonl"), ("--seeds", "1")
-    monkeypatch.setenv("POINTS", "")
-    for _ in range(2):
-        with pytest.raises(SystemExit):
-            run(tmp_path, *options)
-        before = file.path.read_bytes()
-        assert before.count(b"\n") == 2
+    before = file.path.read_bytes()
     monkeypatch.setenv("POINTS", "are there")
-    run(tmp_path, *options, "--retry")
+    for options, failures in ((), 8), (("--retry",), 6):
+        assert file.path.read_bytes() == before
+        with pytest.raises(SystemExit):
+            run(tmp_path, "--seeds", "1", *options)
+        assert sum("error" in record for record in file.read().values()) == failures
     assert file.path.read_bytes().startswith(before)
-    assert ["error" in record for record in file.read().values()] == [False, False]
 
 
 def test_a_dry_run_lists_all_cases_and_runs_nothing(tmp_path, capsys):

@@ -1,13 +1,16 @@
-"""Interleaved timing: failed steps do not affect others, and sections show ratios and verdicts."""
+"""Interleaved timing: failed steps do not affect others, and each row's memory is also that of a process."""
 
-from report_records import fact_values, section_of
-from tiny_suite import CHAIN, HIGHWAY, PLAIN, fake
+import os
+import signal
+from multiprocessing import parent_process
 
-from gradfree.benchmarks.reports.report import texts
-from gradfree.benchmarks.tables.column import column
-from gradfree.benchmarks.tables.facts import fact
-from gradfree.benchmarks.timing.side_by_side import RATIO, statistics
-from gradfree.benchmarks.timing.timed import Timing, Timings, timed
+import pytest
+import torch
+from report_records import section_of
+
+from gradfree.benchmarks.records.records import attempt
+from gradfree.benchmarks.timing.side_by_side import MIB
+from gradfree.benchmarks.timing.timed import Timings, timed
 
 
 @timed(kind="counting", subject="names", metric="time", rounds=3, runs=1, title="letters")
@@ -30,52 +33,47 @@ def build(name):
 
 def test_failed_steps_do_not_prevent_the_timing_of_others():
     names = ("abc", "unbuildable", "failing", "abcdefg")
-    rows = Timing(timed=counting, item=names, device="cpu", seed=0).run()["rows"]
+    part = Timings(counting, (names,))
+    (case,) = part.timing("cpu")
+    record = attempt(case)
+    rows = record["results"]["rows"]
     assert [row["label"] for row in rows] == list(names)
     assert [row["error"].splitlines()[-1] for row in rows[1:3]] == [
         "MemoryError: no room",
         "RuntimeError: no such kernel",
     ]
     assert (rows[0]["ratio"], rows[3]["time"], rows[3]["ratio"]) == (1.0, 8.0, 2.0)
+    section = section_of(part, {case.id: record})
+    assert section.verdicts == ["the baseline", "not timed", "not timed", "2.00× slower than abc"]
+    assert any(sentence.endswith("failing did not run: RuntimeError: no such kernel.") for sentence in section.remarks)
 
 
-def section():
-    @timed(
-        kind="made up",
-        subject="size",
-        names={"size": "setting", "engine": "row"},
-        columns=[column("×", "step time", unit=RATIO), column("letters", "letters")],
-        facts=lambda cost, results: iter([fact("letters", "1", len(cost["label"]))]),
-    )
-    def steps(case):
-        return {}
-
-    part = Timings(steps, (1, 2), (PLAIN, CHAIN, HIGHWAY))
-    # The baseline's step takes 10 ms in each of three rounds.
-    given = [
-        {"label": row.label, **statistics([ratio * seconds for seconds in (0.0099, 0.01, 0.0101)], [0.01] * 3)}
-        for row, ratio in zip(part.rows, (1.0, 1.5, 0.5), strict=True)
-    ]
-    lost = [{"label": HIGHWAY.label, "error": "Traceback\nRuntimeError: no"}]
-    first, second = part.timing("cpu")
-    return section_of(part, dict([fake(first, {"rows": given}), fake(second, {"rows": given[:2] + lost})]))
+@timed(kind="filling", subject="MiB", rounds=3, runs=1, with_memory=True)
+def filling(case):
+    """Return steps that fill as many MiB; "killed" ends the process of its own."""
+    return {name: lambda name=name: lambda: fill(name) for name in case.item}
 
 
-def test_a_row_without_an_engine_is_shown_as_autograd():
-    found = section()
-    assert [row[:2] for row in texts(found)][:3] == [
-        ["1", "autograd"],
-        ["1", "backprop via chain"],
-        ["1", "highway_bp k=1"],
-    ]
-    assert fact_values(found, row="highway_bp k=1", setting="1", metric="step time", unit="× autograd")[0] == 0.5
-    assert found.verdicts == [
-        "the baseline",
-        "1.50× slower than autograd",
-        "2.00× faster than autograd",
-        "the baseline",
-        "1.50× slower than autograd",
-        "not timed",
-    ]
-    assert "2, highway_bp k=1 did not run: RuntimeError: no." in found.remarks
-    assert fact_values(found, row="autograd", setting="2", metric="letters")[0] == len(PLAIN.label)
+def fill(name):
+    if name != "killed":
+        torch.ones(int(name) * MIB, dtype=torch.uint8)
+    elif parent_process():
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+@pytest.mark.slow
+@pytest.mark.processes
+def test_the_peak_of_a_process_grows_by_what_its_row_fills():
+    """Whatever the other rows fill; a row whose process is killed has times, but no peak."""
+    part = Timings(filling, (("500", "1", "201", "killed"),))
+    (case,) = part.timing("cpu")
+    record = attempt(case)
+    rows = record["results"]["rows"]
+    most, low, high = (row["process_peak"] / MIB for row in rows[:3])
+    assert high - low == pytest.approx(200, abs=20)
+    assert most - low == pytest.approx(499, abs=20)
+    assert "process_peak" not in rows[3]
+    assert all(len(row["times"]) == 3 for row in rows)
+    section = section_of(part, {case.id: record})
+    assert section.head[-1] == "process peak (MiB)"
+    assert [row[-1].text for row in section.rows] == [*(f"{peak:.0f}" for peak in (most, low, high)), "–"]
