@@ -161,18 +161,19 @@ class DepthChain(Chain):
         self, direct: Sequence[Cotangent], delta: Sequence[Cotangent], factors: Sequence[Factor]
     ) -> list[Cotangent]:
         """Return e_i + δ_{i+1} (F_{i+1} - K_{i+1}): one autograd call over all links' separate graphs."""
-        live = [i for i in reversed(range(1, len(self))) if delta[i] is not None and self.links[i].state is not None]
         result = list(direct)
-        for i, v in zip(live, self._link_vjps(live, [delta[i] for i in live]), strict=True):
+        later = range(1, len(self))
+        for i, v in zip(later, self.vjps(later, delta[1:]), strict=True):
             known = times(delta[i], factors[i])
             result[i - 1] = plus(result[i - 1], plus(v, None if known is None else -known))
         return result
 
-    def _link_vjps(self, live: Sequence[int], delta: Sequence[Cotangent]) -> list[Cotangent]:
-        """Return δ_i F_i of the links ``live``; each must depend on the state before it."""
-        result: list[Cotangent] = []
-        for group in _groups(range(len(live))):
-            links, cotangents = [self.links[live[i]] for i in group], [delta[i] for i in group]
+    def vjps(self, indices: Sequence[int], delta: Sequence[Cotangent]) -> list[Cotangent]:
+        """Return δ_i F_i of the links ``indices``, in one autograd call."""
+        result: list[Cotangent] = [None] * len(indices)
+        live = [n for n, i in enumerate(indices) if delta[n] is not None and self.links[i].state is not None]
+        for group in _groups(live[::-1]):
+            links, cotangents = [self.links[indices[n]] for n in group], [delta[n] for n in group]
             with local_backward(span(links), cotangents):
                 vjps = torch.autograd.grad(
                     [link.source for link in links],  # type: ignore[arg-type]
@@ -181,16 +182,8 @@ class DepthChain(Chain):
                     retain_graph=True,
                     allow_unused=True,
                 )
-            result += vjps
-        return result
-
-    def vjps(self, indices: Sequence[int], delta: Sequence[Cotangent]) -> list[Cotangent]:
-        """Return δ_i F_i of the links ``indices``, in one autograd call."""
-        result: list[Cotangent] = [None] * len(indices)
-        live = [n for n, i in enumerate(indices) if delta[n] is not None and self.links[i].state is not None]
-        vjps = self._link_vjps([indices[n] for n in reversed(live)], [delta[n] for n in reversed(live)])
-        for n, v in zip(reversed(live), vjps, strict=True):
-            result[n] = v
+            for n, v in zip(group, vjps, strict=True):
+                result[n] = v
         return result
 
     def survey(self, direct: Sequence[Cotangent]) -> list[LinkFindings]:
@@ -199,12 +192,9 @@ class DepthChain(Chain):
         delta: Cotangent = None
         for i in reversed(range(len(self))):
             link, delta = self.links[i], plus(direct[i], delta)
-            vjp: Cotangent = None
-            factor: Factor = 0.0
-            if delta is not None and link.state is not None:
-                (vjp,) = self._link_vjps([i], [delta])
-                if vjp is not None and vjp.shape == link.out.shape:
-                    factor = residual_of(vjp.shape, link, self.declared)
+            (vjp,) = self.vjps([i], [delta])
+            same = vjp is not None and vjp.shape == link.out.shape
+            factor = residual_of(link.out.shape, link, self.declared) if same else 0.0
             found.append(LinkFindings.of_link(link.path, factor, delta, vjp))
             delta = vjp
         return found[::-1]
