@@ -16,7 +16,6 @@ from gradfree.depth.depth_chain import DepthChain
 from gradfree.depth.link import Link, local_backward
 from gradfree.errors import CHANGED_IN_PLACE, ChainError
 from gradfree.layers.roles import Convolution, Role, adjoint, keeps_state, linear_part
-from gradfree.torchside.guards import refuse_batched
 
 ACTIVATION = (Role.POINTWISE, Role.DROPOUT)
 """Roles of layers that count as the activation of the layer with weights before them."""
@@ -80,7 +79,6 @@ class LayerChain(DepthChain):
             ChainError: the loss also uses another state; a state is not (samples, ...); or the weights have changed
                 since the forward pass.
         """
-        refuse_batched(direct, self.links[0].path)
         self.recording.check_unchanged()
         for link in self.links:
             _check_samples(link, self.recording.initial)

@@ -50,15 +50,10 @@ def orthogonalize(model: nn.Module) -> None:
     Raises:
         ValueError: the model has no such layer.
     """
-    layers = [layer for layer in model.modules() if is_matrix(layer)]
-    if not layers:
+    found = matrices(dict(model.named_modules()))
+    if not found:
         raise ValueError(f"{type(model).__name__} has no linear layer, and no convolution with kernel = stride.")
-    project(weights_of(layers))
-
-
-def weights_of(layers: Iterable[nn.Module]) -> list[Tensor]:
-    """Return the weights of ``layers``."""
-    return [layer.weight for layer in layers]  # type: ignore[misc]
+    project(found.values())
 
 
 def matrices(layers: Mapping[str, nn.Module]) -> dict[str, Tensor]:

@@ -214,15 +214,7 @@ def test_replicas_of_data_parallel_are_refused(engine):
 
 
 def test_dropout_switched_off_between_the_passes_is_refused_if_layers_run_again():
-    """Only the streaming form runs dropout again."""
     net, x = nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.5), nn.Linear(8, 8), nn.Linear(8, 4)), torch.randn(3, 8)
-    found = []
-    for switch in (False, True):
-        torch.manual_seed(3)
-        with FOTON().attach(net.train(), [""]):
-            found.append(gradients(net, lambda switch=switch: (net(x), net.train(not switch))[0]))
-            found[-1] = {name: g.clone() for name, g in found[-1].items()}
-    assert_equal_gradients(found[1], found[0], tolerance=0.0)
     for before in (True, False):
         with FOTON(streaming=True).attach(net.train(before), [""]):
             out = net(x).sum()
@@ -238,9 +230,6 @@ def test_errors_too_small_to_be_inverted_count_as_zero(dtype):
     with FOTON().attach(net, [""]):
         net(torch.randn(1, 8, dtype=dtype)).backward(torch.tensor([[torch.finfo(dtype).tiny / 16]], dtype=dtype))
     assert all(p.grad.isfinite().all() for p in net.parameters())
-
-
-# The following uses are allowed, and the gradients are right.
 
 
 def test_weights_whose_data_are_replaced_between_the_passes_are_refused_by_engines_that_read_them_again():
@@ -260,14 +249,3 @@ def test_weights_converted_after_the_pass_are_refused(engine):
         net.float()
         with pytest.raises(ChainError, match="other trainable parameters in the backward pass"):
             loss.backward()
-
-
-def test_transforms_and_many_cotangents_at_once_are_refused(engine):
-    net, x = tanh_net(), torch.randn(6, 8)
-    with engine.attach(net):
-        with pytest.raises(ChainError, match=r"0 runs inside a transform of torch\.func"):
-            torch.func.grad(lambda x: net(x).sum())(x)
-        if engine in FORWARD_ONLY:
-            out = net(x)
-            with pytest.raises(ChainError, match="0 is run for many cotangents at once"):
-                torch.autograd.grad(out, net[0].weight, torch.eye(24).view(24, 6, 4), is_grads_batched=True)
