@@ -143,8 +143,8 @@ MUTANTS = (
         PROGRAMS,
         (
             DEPTH,
-            "changed = [t for t, before in zip(call.entered, call.versions, strict=True) if version(t) != before]",
-            "changed = []",
+            "if versions == call.versions:",
+            "if True:",
         ),
     ),
     mutant(
