@@ -40,6 +40,16 @@ def test_exact_after_one_iteration_less_than_segments(name, kind, segments, taps
             assert_equal_gradients(gradients(model, lambda: model(x, taps=taps)), expected)
 
 
+@pytest.mark.parametrize("k", [0, 1, 3])
+@pytest.mark.parametrize("name", ["highway_bp", "fixed_point"])
+def test_as_many_segments_as_links_equal_the_engine_without_segments(name, k):
+    model, x = Model([Plain() for _ in range(LENGTH)], 6), torch.randn(4, 6)
+    with attach(model, name, iterations=k):
+        expected = gradients(model, lambda: model(x, taps=(2, LENGTH - 1)))
+    with attach(model, name, iterations=k, segments=LENGTH):
+        assert_equal_gradients(gradients(model, lambda: model(x, taps=(2, LENGTH - 1))), expected)
+
+
 def test_tolerance_and_figures_measure_the_borders():
     model, x = Model([Plain() for _ in range(12)], 6), torch.randn(4, 6)
     expected = gradients(model, lambda: model(x))
