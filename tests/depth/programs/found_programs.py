@@ -4,32 +4,7 @@ from dataclasses import replace
 
 from random_programs import BETWEEN, ENGINES, Block, Program
 
-BLOCK = Block(("tanh",), "x + g", "state", keeps="nothing", frozen="no")
-PLAIN = Program(
-    blocks=(BLOCK, BLOCK),
-    more=(),
-    alike=False,
-    whole=False,
-    order=None,
-    tied=False,
-    sides="none",
-    between=("nothing",) * 9,
-    around="nothing",
-    taps=(False,) * 9,
-    rest=False,
-    kept=False,
-    loss="last state",
-    end="nothing",
-    keywords=False,
-    stem="a layer",
-    input=False,
-    backward="backward",
-    steps=1,
-    training=True,
-    engine=0,
-    batched=False,
-    seed=0,
-)
+BLOCK = Block()
 
 
 def engine(name):
@@ -121,6 +96,7 @@ FOUND = {
 
 LINEAR, SIDE = replace(BLOCK, operations=("linear",)), replace(BLOCK, operations=("side",))
 PAIR = replace(BLOCK, returns="tuple")
+ROW = {"blocks": (LINEAR,) * 3, "whole": True, "batched": True}
 UNUSUAL = {
     "a loss on every state": ({"taps": (True,) * 9}, "exact"),
     "a repeated block": ({"order": (0, 1, 1, 0)}, "exact"),
@@ -149,10 +125,14 @@ UNUSUAL = {
     "another pass in turns": ({"between": behind(0, "another pass")}, "exact"),
     "the taps' backward first": ({"taps": tapped(0), "backward": "taps first"}, "exact"),
     "a block frozen after the pass": ({"blocks": (LINEAR, LINEAR), "backward": "a block frozen before"}, "exact"),
-    "a block of a row frozen after the pass": (
-        {"blocks": (LINEAR, LINEAR), "whole": True, "backward": "a block frozen before"},
-        "exact",
-    ),
+    "a block of a row frozen after the pass": (ROW | {"backward": "a block frozen before"}, "exact"),
+    "a row whose graph is retained": (ROW | {"backward": "twice"}, "exact"),
+    "a row whose graph is freed": (ROW | {"backward": "freed"}, "torch refuses"),
+    "inputs by keyword": ({"blocks": (SIDE, SIDE), "sides": "shared", "keywords": True}, "exact"),
+    **{
+        f"more than a state in a {kind}": ({"blocks": (replace(BLOCK, returns=kind),) * 3, "rest": True}, "exact")
+        for kind in ("tuple", "list", "dictionary", "dataclass", "named tuple", "model output")
+    },
     "the taps' backward after that of the last state": (
         {"taps": tapped(0), "backward": "taps of a freed graph"},
         "refused: Trying to backward through a chain a second time",
@@ -221,8 +201,8 @@ UNUSUAL = {
     ),
 }
 """Programs for each of several engines, with their outcomes and why a chain is split."""
-DESCRIBED = {name: (replace(PLAIN, **changes), outcome) for name, (changes, outcome) in FOUND.items()} | {
-    f"{name}, {known}": (replace(PLAIN, engine=engine(known), **changes), outcome)
+DESCRIBED = {name: (Program(**changes), outcome) for name, (changes, outcome) in FOUND.items()} | {
+    f"{name}, {known}": (Program(engine=engine(known), **changes), outcome)
     for name, (changes, outcome) in UNUSUAL.items()
     for known in ("backprop", "highway_bp", "fixed_point", "truncated")
 }

@@ -73,11 +73,11 @@ ENGINES: tuple[tuple[str, dict[str, Any]], ...] = (
 class Block:
     """One block: operations on the state compute g, and the form combines the state with g."""
 
-    operations: tuple[str, ...]
-    form: str
-    returns: str
-    keeps: str
-    frozen: str
+    operations: tuple[str, ...] = ("tanh",)
+    form: str = "x + g"
+    returns: str = "state"
+    keeps: str = "nothing"
+    frozen: str = "no"
 
 
 @dataclass(frozen=True)
@@ -110,29 +110,29 @@ class Program:
         seed: of weights, inputs and masks.
     """
 
-    blocks: tuple[Block, ...]
-    more: tuple[Block, ...]
-    alike: bool
-    whole: bool
-    order: tuple[int, ...] | None
-    tied: bool
-    sides: str
-    between: tuple[str, ...]
-    around: str
-    keywords: bool
-    taps: tuple[bool, ...]
-    rest: bool
-    kept: bool
-    loss: str
-    end: str
-    stem: str
-    input: bool
-    backward: str
-    steps: int
-    training: bool
-    engine: int
-    batched: bool | str
-    seed: int
+    blocks: tuple[Block, ...] = (Block(), Block())
+    more: tuple[Block, ...] = ()
+    alike: bool = False
+    whole: bool = False
+    order: tuple[int, ...] | None = None
+    tied: bool = False
+    sides: str = "none"
+    between: tuple[str, ...] = ("nothing",) * 9
+    around: str = "nothing"
+    keywords: bool = False
+    taps: tuple[bool, ...] = (False,) * 9
+    rest: bool = False
+    kept: bool = False
+    loss: str = "last state"
+    end: str = "nothing"
+    stem: str = "a layer"
+    input: bool = False
+    backward: str = "backward"
+    steps: int = 1
+    training: bool = True
+    engine: int = 0
+    batched: bool | str = False
+    seed: int = 0
 
 
 def mostly(usual: Any, *others: Any, odds: int) -> st.SearchStrategy[Any]:
