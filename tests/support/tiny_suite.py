@@ -6,7 +6,6 @@ import os
 import signal
 import sys
 import threading
-from dataclasses import replace
 
 import torch
 from torchmetrics.classification import BinaryAccuracy
@@ -88,11 +87,6 @@ def speed(rows=(PLAIN, CHAIN, HIGHWAY)):
 
 def tiny_cases(seeds=1):
     return list(cases(SUITE, seeds, "cpu", {}))
-
-
-def many_cases():
-    """Return thirty quick cases."""
-    return [training(row, replace(TASK, steps=2), seed) for seed in range(10) for row in (PLAIN, CHAIN, HIGHWAY)]
 
 
 def fake(case, results):

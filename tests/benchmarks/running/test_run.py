@@ -1,6 +1,5 @@
 """``gradfree bench run`` on a tiny suite, in real worker processes."""
 
-import json
 import os
 import select
 import signal
@@ -20,7 +19,6 @@ from tiny_suite import (
     killed,
     leaving,
     littered,
-    many_cases,
     points_if_there,
     tiny_cases,
     training,
@@ -79,46 +77,27 @@ def test_an_interrupted_run_keeps_its_records_and_can_be_continued(tmp_path, mon
 
 KILLED = """
 import multiprocessing, os, signal
-from pathlib import Path
-from tiny_suite import TASK, endless, many_cases, training
 from dataclasses import replace
-from functools import partial
-from gradfree.benchmarks.records.records import RecordFile
-from gradfree.benchmarks.running.runner import run_cases
+from pathlib import Path
+from tiny_suite import TASK, endless, training
 from gradfree.benchmarks.running.workers import run_here
-
-class Killed(RecordFile):
-    left = 4
-
-    def append(self, record):
-        self.left -= 1
-        if self.left:
-            return super().append(record)
-        Path("worker").write_text(str(multiprocessing.active_children()[0].pid))
-        os.kill(os.getpid(), signal.SIGKILL)
 
 if __name__ == "__main__":
     # Daemons must not start processes.
     multiprocessing.current_process().daemon = False
-    # One of the workers never ends.
-    cases = [training(task=replace(TASK, data=endless)), *many_cases()]
-    run_cases(lambda records: cases, Killed(Path("records.jsonl")), partial(run_here, jobs=2))
+    for record in run_here([training(task=replace(TASK, data=endless)), training()], jobs=2):
+        Path("worker").write_text(str(multiprocessing.active_children()[0].pid))
+        os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
-def test_a_killed_run_loses_and_repeats_no_record_and_leaves_no_process(tmp_path, monkeypatch):
+def test_a_killed_run_leaves_no_process(tmp_path, monkeypatch):
     (tmp_path / "killed.py").write_text(KILLED)
     monkeypatch.chdir(tmp_path)
     status, said = Script(tmp_path / "killed.py").ended()
     assert status == -signal.SIGKILL, said
     with suppress(ProcessLookupError):
         assert select.select([os.pidfd_open(int((tmp_path / "worker").read_text()))], [], [], 60)[0]
-    file = RecordFile(tmp_path / "records.jsonl")
-    assert len(file.read()) == 3
-    run_cases(lambda records: many_cases()[:6], file, run_here)
-    records = [json.loads(line) for line in file.path.read_text().splitlines()]
-    assert sorted(record["case"] for record in records) == sorted(case.id for case in many_cases()[:6])
-    assert not any("error" in record for record in records)
 
 
 def test_a_failed_case_has_a_record_and_runs_again_only_with_retry(tmp_path, monkeypatch, capsys):
