@@ -7,7 +7,6 @@ from functools import partial
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.utils.rnn import PackedSequence
@@ -16,7 +15,7 @@ from gradfree.errors import ChainError
 from gradfree.resets.pieces import PieceBatch, Pieces, final_states, in_sequence_order
 from gradfree.time.cell_layer import CellLayer, has_hooks
 from gradfree.time.forward import Recurrence, run_kernel
-from gradfree.time.fused import recorder_on
+from gradfree.time.fused import RunLayer, recorder_on, run_layers
 
 _SATURATED = 1e4
 """A pre-activation at which a sigmoid is exactly 0 (negative) or 1."""
@@ -54,28 +53,19 @@ def run_with_resets(layer: nn.Module, input: Tensor, state: Any, resets: Tensor)
     if len(x) == 1:
         return _run_one_step(layer, input, parts, resets, isinstance(state, tuple))
     pieces = Pieces.from_resets(resets.t() if layer.batch_first else resets)
-    if isinstance(layer, CellLayer):
+    if run := _padded_runner(layer, x):
         batches = list(pieces.batches())
-        found = [
-            layer.unroll(rows.gather(x), [rows.initial_states(part) for part in parts], rows.last_steps)
-            for rows in batches
-        ]
-    elif run := _padded_runner(layer, x):
-        batches = list(pieces.batches())
-        found = [
-            _run_padded(layer, run, rows.gather(x), [rows.initial_states(part) for part in parts], rows)
-            for rows in batches
-        ]
+        found = [run(rows.gather(x), [rows.initial_states(part) for part in parts], rows) for rows in batches]
     else:
         batches = [pieces.batch_of(pieces.length.argsort(descending=True, stable=True))]
         found = [_run_packed(layer, x, parts, rows) for rows in batches]
     outs, *ends = zip(*found, strict=True)
     out = in_sequence_order(outs, batches, (x.shape[0], x.shape[1]))
-    cells = isinstance(layer, CellLayer)
-    finals = tuple(
-        final_states(part, batches) if cells else final_states(part, batches).transpose(0, 1) for part in ends
-    )
-    finals = finals[layer.extra_outputs :] if isinstance(layer, CellLayer) else finals
+    finals = tuple(final_states(part, batches) for part in ends)
+    if isinstance(layer, CellLayer):
+        finals = finals[layer.extra_outputs :]
+    else:
+        finals = tuple(part.transpose(0, 1) for part in finals)
     single = len(finals) == 1 and not isinstance(state, tuple)
     return out.transpose(0, 1) if layer.batch_first else out, finals[0] if single else finals
 
@@ -90,19 +80,19 @@ def _run_one_step(layer: Any, input: Tensor, parts: Sequence[Tensor], resets: Te
     return layer(input, tuple(kept) if several or len(kept) > 1 else kept[0])
 
 
-_Run = Callable[[int, Tensor, Sequence[Tensor], Sequence[Any]], Sequence[Tensor]]
-"""Maps a layer's number, input, initial states and weights to its outputs and final states."""
-
-
-def _padded_runner(layer: Any, x: Tensor) -> _Run | None:
-    """Return a function that runs padded pieces layer by layer; ``None`` if pieces must run packed by the module."""
+def _padded_runner(layer: Any, x: Tensor) -> Callable[[Tensor, list[Tensor], PieceBatch], Sequence[Tensor]] | None:
+    """Return a function that runs padded pieces; ``None`` if pieces must run packed by the module."""
+    if isinstance(layer, CellLayer):
+        return lambda x, first, rows: layer.unroll(x, first, rows.last_steps)
     recorder = recorder_on(layer)
     if x.device.type != "cpu":
         return None
     if recorder is None or not torch.is_grad_enabled():
-        return lambda number, x, first, weights: run_kernel(Recurrence(x, first, weights, layer.mode))
+        return partial(
+            _run_padded, layer, lambda number, x, first, weights: run_kernel(Recurrence(x, first, weights, layer.mode))
+        )
     # Engines with their own forward method need padded sequences. Approximate engines would count the padding.
-    return recorder.run_layer if recorder.attachment.engine.forwards else None
+    return partial(_run_padded, layer, recorder.run_layer) if recorder.attachment.engine.forwards else None
 
 
 def _run_packed(layer: Any, x: Tensor, parts: Sequence[Tensor], rows: PieceBatch) -> tuple[Tensor, ...]:
@@ -114,34 +104,21 @@ def _run_packed(layer: Any, x: Tensor, parts: Sequence[Tensor], rows: PieceBatch
     return out.data, *(part.transpose(0, 1) for part in (last if isinstance(last, tuple) else (last,)))
 
 
-def _run_padded(layer: Any, run: _Run, x: Tensor, parts: Sequence[Tensor], rows: PieceBatch) -> tuple[Tensor, ...]:
+def _run_padded(layer: Any, run: RunLayer, x: Tensor, parts: Sequence[Tensor], rows: PieceBatch) -> tuple[Tensor, ...]:
     """Run layer by layer, as the module does; return the outputs and the final states, (N, layers, H)."""
-    # As the module's own forward does.
-    layer._update_flat_weights()
-    weights = layer._flat_weights
-    each = len(weights) // layer.num_layers
-    lasts: list[list[Tensor]] = []
-    for number in range(layer.num_layers):
-        own, first = weights[number * each : (number + 1) * each], [part[None, :, number] for part in parts]
-        x, last = _run_layer(layer.mode, partial(run, number), x, first, own, rows)
-        lasts.append(last)
-        if layer.dropout and number < layer.num_layers - 1:
-            x = F.dropout(x, layer.dropout, layer.training)
-    return x, *(torch.stack(part, 1) for part in zip(*lasts, strict=True))
+    padding = None if rows.valid.all() else (~rows.valid).to(x.device, x.dtype)[..., None]
 
+    def run_rows(number: int, x: Tensor, first: Sequence[Tensor], weights: Sequence[Any]) -> Sequence[Tensor]:
+        if layer.mode == "LSTM" and padding is not None:
+            # The kernel returns c of the last step only. An additional input, 1 on padding, opens the forget gate and
+            # closes the input gate there, so that padding keeps c.
+            held = weights[0].new_tensor([-_SATURATED, _SATURATED, 0.0, 0.0]).repeat_interleave(first[0].shape[-1])
+            x, weights = torch.cat([x, padding], -1), [torch.cat([weights[0], held[:, None]], 1), *weights[1:]]
+        out, _, *c = run(number, x, first, weights)
+        return out, rows.last_steps(out)[None], *c
 
-def _run_layer(
-    mode: str, run: Any, x: Tensor, first: Sequence[Tensor], weights: Sequence[Tensor], rows: PieceBatch
-) -> tuple[Tensor, list[Tensor]]:
-    """Return a layer's outputs and the states after the last step of each row."""
-    if mode == "LSTM" and not rows.valid.all():
-        # The kernel returns c of the last step only. An additional input, 1 on padding, opens the forget gate and
-        # closes the input gate there, so that padding keeps c.
-        padding = (~rows.valid).to(x.device, x.dtype)[..., None]
-        held = weights[0].new_tensor([-_SATURATED, _SATURATED, 0.0, 0.0]).repeat_interleave(first[0].shape[-1])
-        x, weights = torch.cat([x, padding], -1), [torch.cat([weights[0], held[:, None]], 1), *weights[1:]]
-    out, _, *c = run(x, first, weights)
-    return out, [rows.last_steps(out), *(part[0] for part in c)]
+    out, finals = run_layers(layer, run_rows, x, [part.transpose(0, 1) for part in parts])
+    return out, *(final.transpose(0, 1) for final in finals)
 
 
 def _check_layer(layer: Any) -> None:

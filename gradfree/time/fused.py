@@ -28,6 +28,9 @@ from gradfree.torchside.guards import refuse_transforms
 from gradfree.torchside.hooks import when_backward
 from gradfree.torchside.unsaved import Unsaved
 
+RunLayer = Callable[[int, Tensor, Sequence[Tensor], Sequence[Any]], Sequence[Tensor]]
+"""Maps a layer's number, input, initial states and weights to its outputs and final states."""
+
 
 class Recurrent(Site):
     """An ``nn.RNN``, ``nn.GRU`` or ``nn.LSTM``: a chain in time for each of its layers and directions."""
@@ -149,7 +152,7 @@ class RecurrentRecorder:
         packing = Packing(batch_sizes, x.device) if batch_sizes is not None and ragged else None
         if packed and not ragged:
             x = x.unflatten(0, (length, batch))
-        out, finals = self._run_layers(x, states, packing)
+        out, finals = run_layers(module, partial(self.run_layer, packing=packing), x, states)
         finals = [final if back is None else final.index_select(1, back) for final in finals]
         if packed:
             out = out if ragged else out.flatten(0, 1)
@@ -219,24 +222,6 @@ class RecurrentRecorder:
         when_backward(found, callbacks)
         return found
 
-    def _run_layers(self, x: Tensor, states: list[Tensor], packing: Packing | None) -> tuple[Tensor, list[Tensor]]:
-        """Run layer by layer; return the outputs and the final states, (layers · directions, B, H) each."""
-        module = self.module
-        directions = 2 if module.bidirectional else 1
-        finals = []
-        # As in the module's own forward: computes parametrised weights (weight norm) once.
-        module._update_flat_weights()
-        flat: list[Any] = module._flat_weights
-        each = len(flat) // module.num_layers
-        for number in range(module.num_layers):
-            mine = slice(number * directions, (number + 1) * directions)
-            weights = flat[number * each : (number + 1) * each]
-            x, *final = self.run_layer(number, x, [state[mine] for state in states], weights, packing)
-            finals.append(final)
-            if module.dropout and number < module.num_layers - 1:
-                x = F.dropout(x, module.dropout, module.training)
-        return x, [torch.cat(part) for part in zip(*finals, strict=True)]
-
 
 def recorder_on(module: nn.Module) -> RecurrentRecorder | None:
     """Return the recorder that replaces the ``forward`` of ``module``; ``None`` if no engine is attached."""
@@ -247,6 +232,23 @@ def recorder_on(module: nn.Module) -> RecurrentRecorder | None:
 def torch_layer_class(kind: type[nn.RNNBase]) -> type[nn.RNNBase]:
     """Return the class among ``nn.RNN``, ``nn.GRU`` and ``nn.LSTM`` that ``kind`` derives from, else ``nn.RNNBase``."""
     return next((own for own in (nn.RNN, nn.GRU, nn.LSTM) if issubclass(kind, own)), nn.RNNBase)
+
+
+def run_layers(module: nn.RNNBase, run: RunLayer, x: Tensor, states: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
+    """Run layer by layer; return the outputs and the final states, (layers · directions, B, H) each."""
+    directions = 2 if module.bidirectional else 1
+    finals = []
+    # As in the module's own forward: computes parametrised weights (weight norm) once.
+    module._update_flat_weights()
+    flat: list[Any] = module._flat_weights
+    each = len(flat) // module.num_layers
+    for number in range(module.num_layers):
+        mine = slice(number * directions, (number + 1) * directions)
+        x, *final = run(number, x, [state[mine] for state in states], flat[number * each : (number + 1) * each])
+        finals.append(final)
+        if module.dropout and number < module.num_layers - 1:
+            x = F.dropout(x, module.dropout, module.training)
+    return x, [torch.cat(part) for part in zip(*finals, strict=True)]
 
 
 @cache
