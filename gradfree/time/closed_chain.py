@@ -73,10 +73,6 @@ class CellChain(TimeChain):
         """Return F_2 to F_T of every sequence, (T - 1, B, H, H); for LSTM of h and c concatenated."""
         return self.cell.jacobians(_LATER)
 
-    def backpropagate(self, direct: State) -> ChainGradients:
-        """Return the exact gradients: δ step by step, everything else at once."""
-        return self.gradients(self.cell.unroll(direct))
-
     def rearranged(self, change: Callable[[Tensor], Tensor]) -> Links:
         """Return the links in another order."""
         return self.cell.rearranged(change)

@@ -12,7 +12,7 @@ from torch import Tensor
 from gradfree.algebra.block_scan import Blocks
 from gradfree.algebra.cotangents import Factor, is_number, plus
 from gradfree.algebra.time_scan import scan
-from gradfree.chains.chain import Chain
+from gradfree.chains.chain import Chain, ChainGradients
 from gradfree.chains.memory import Memory, running_mean
 from gradfree.chains.survey import LinkFindings, share
 from gradfree.errors import ChainError
@@ -103,6 +103,10 @@ class TimeChain(Chain):
     def pull(self, direct: State, delta: State, factors: SplitJacobian) -> State:
         """Return e_t + δ_{t+1} (F_{t+1} - K_{t+1}) for all t at once."""
         return tuple(map(shifted_sum, direct, self.rest_vjp(delta, factors)))
+
+    def backpropagate(self, direct: State) -> ChainGradients:
+        """Return the exact gradients: δ step by step, everything else at once."""
+        return self.gradients(self.rearranged(lambda x: x).unroll(direct))
 
     def record_delta(self, delta: State) -> None:
         """Store δ of the layer's output in :attr:`deltas`, if requested."""

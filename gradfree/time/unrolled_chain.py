@@ -125,10 +125,6 @@ class UnrolledChain(TimeChain):
         wide = torch.promote_types(self.like.dtype, torch.float32)
         return torch.cat(parts, -1).permute(1, 2, 0, 3)[1:].to(wide)
 
-    def backpropagate(self, direct: State) -> ChainGradients:
-        """Return the exact gradients."""
-        return self.gradients(self.rearranged(lambda x: x).unroll(direct))
-
     def rearranged(self, change: Callable[[Tensor], Tensor]) -> Links:
         """Return the links in another order."""
         before = [change(part.detach()) for part in self.before]

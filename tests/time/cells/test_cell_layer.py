@@ -2,23 +2,13 @@
 
 import pytest
 import torch
-from cell_tasks import HIDDEN, INPUT, Projecting, Reading, Task, refusal
+from cell_tasks import Reading, Task, refusal
 from oracles import off_by
-from torch import nn
 from torch.nn.modules.module import register_module_forward_hook
 
 import gradfree
 from gradfree import CellLayer
 from gradfree.models.para_rnn import ParaGRUCell
-
-
-def test_a_cell_layer_from_zeros_equals_torchs_fused_layer():
-    fused, layer, x = nn.LSTM(INPUT, HIDDEN), CellLayer(nn.LSTMCell(INPUT, HIDDEN)), torch.randn(7, 5, INPUT)
-    layer.cell.load_state_dict({k.removesuffix("_l0"): v for k, v in fused.state_dict().items()})
-    out, (h, c) = layer(x)
-    expected, finals = fused(x)
-    torch.testing.assert_close(out, expected)
-    torch.testing.assert_close((h.unsqueeze(0), c.unsqueeze(0)), finals)
 
 
 def test_approximations_apply_to_the_state_and_not_to_a_separate_output():
@@ -32,17 +22,6 @@ def test_approximations_apply_to_the_state_and_not_to_a_separate_output():
             out, _ = layer(x)
             grads.append(torch.autograd.grad(out.sum(), layer.cell.network.weight)[0])
     assert torch.equal(*grads)
-
-
-def test_a_cell_with_a_separate_output_runs_with_resets():
-    layer, x = CellLayer(Projecting()), torch.randn(20, 2, 3)
-    resets = torch.rand(20, 2) < 0.2
-    out, (h, c) = gradfree.run_with_resets(layer, x, None, resets)
-    state, outs = (torch.zeros(2, 4), torch.zeros(2, 4)), []
-    for step, reset in zip(x, resets, strict=True):
-        y, state = layer.cell(step, tuple(part * ~reset[:, None] for part in state))
-        outs.append(y)
-    assert off_by([out, h, c], [torch.stack(outs), *state]) < 1e-12
 
 
 def test_hooks_and_the_own_forward_of_elementwise_cells_are_called():
