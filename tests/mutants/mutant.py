@@ -32,6 +32,16 @@ class Mutant:
         return found[0], found[0].read_text(encoding="utf-8").replace(self.find, self.put)
 
 
-def mutant(name: str, tests: str, change: tuple[str, str, str]) -> Mutant:
-    """Return a mutant; ``tests`` are separated by blanks, ``change`` is (pattern of paths, old text, new text)."""
-    return Mutant(name, tuple(f"tests/{test}" for test in tests.split()), *change)
+def read(file: Path) -> list[Mutant]:
+    """Return the mutants of a text file.
+
+    A title and the mutants are separated by empty lines. A mutant is its name, a line "in WHERE, caught by TESTS", the
+    lines of the old text, each after "- ", and those of the new text, each after "+ ".
+    """
+    return [_parsed(*part.splitlines()) for part in file.read_text(encoding="utf-8").split("\n\n")[1:]]
+
+
+def _parsed(name: str, where: str, *lines: str) -> Mutant:
+    files, tests = where.removeprefix("  in ").split(", caught by ")
+    find, put = ("\n".join(line[2:] for line in lines if line[0] == sign) for sign in "-+")
+    return Mutant(name, tuple(f"tests/{test}" for test in tests.split()), files, find, put)

@@ -16,17 +16,11 @@ import time
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-import of_depth
-import of_engines
-import of_ranks
-import of_rows
-import of_time
-import of_wrappers
-from mutant import Mutant
+from mutant import Mutant, read
 
 TREE = Path(__file__).resolve().parents[2]
-ROOMS = (of_depth, of_rows, of_engines, of_time, of_wrappers, of_ranks)
-MUTANTS = tuple(mutant for room in ROOMS for mutant in room.MUTANTS)
+ROOMS = ("depth", "rows", "engines", "time", "wrappers", "ranks")
+MUTANTS = tuple(mutant for room in ROOMS for mutant in read(Path(__file__).with_name(f"{room}.txt")))
 RESULTS = Path(__file__).with_name("results.txt")
 # Time limit in seconds, since a mutant may cause a deadlock between ranks.
 LONGEST = 400
