@@ -9,12 +9,11 @@ from typing import Any
 from torch import nn
 
 from gradfree.chains.chain import Chain, ChainGradients
-from gradfree.chains.neighbors import Neighbors
 from gradfree.chains.report import Report, path_name
 from gradfree.devices.costs import own_kernel_is_faster
 from gradfree.engines.discovery import Chains, validate
 from gradfree.engines.engine import Engine
-from gradfree.engines.rank_segment import RankSegment
+from gradfree.engines.rank_segment import Neighbors, RankSegment
 from gradfree.time.forward import LayerCall
 
 

@@ -62,9 +62,9 @@ class Site(ABC):
         """Whether the VJPs of equal links may run as one batch."""
         return False
 
-    @abstractmethod
     def means(self) -> dict[str, tuple[int, ...]]:
-        """Return the shapes of the running means that ``mean_residual`` keeps, by name."""
+        """Return the shapes of the running means that ``mean_residual`` keeps, by name: by default none."""
+        return {}
 
     @classmethod
     @abstractmethod

@@ -18,11 +18,11 @@ from gradfree.chains.chain import Chain, ChainGradients, Solver
 from gradfree.chains.handle import Handle
 from gradfree.chains.kinds import known_kinds
 from gradfree.chains.memory import Memory
-from gradfree.chains.neighbors import Neighbors
 from gradfree.chains.report import Report
 from gradfree.chains.site import Removable, Site
 from gradfree.chains.solving import Attachment
 from gradfree.engines.discovery import Chains, alternatives, validate
+from gradfree.engines.rank_segment import Neighbors
 from gradfree.errors import ChainError
 from gradfree.torchside.optimizer_steps import AfterStep, StepCounter
 from gradfree.torchside.unsaved import unsaved_hooks
@@ -242,7 +242,13 @@ class Engine(Solver):
         if batched not in ("auto", True, False):
             raise ValueError(f"batched must be 'auto', True or False, not {batched!r}.")
         report = self.validate(model, chains, residual=residual)
-        problems = [*report.problems, *(_batched_problems(report, self) if batched is True else ())]
+        problems = list(report.problems)
+        others = [path for path, site in report.chains.items() if not (self.pulls_at_once and site.can_be_batched)]
+        if batched is True and report.ok and (others or not report.chains):
+            problems.append(
+                "batched=True is for blocks of an nn.Sequential, under an engine whose VJPs run at once: not for "
+                f"{others or 'this engine'}. Leave it out, or name other chains: chains=[...]."
+            )
         if problems:
             lines = "\n".join(f"- {line}" for line in (*problems, *report.notes))
             raise ChainError(f"{type(self).__name__} cannot be attached to {type(model).__name__}:\n{lines}")
@@ -261,18 +267,3 @@ class Engine(Solver):
         kept = report.chains.items() if self.keeps_means else ()
         means = [(on[path].memory, name, shape) for path, site in kept for name, shape in site.means().items()]
         return Handle(parts, report.chains, on, means, BypassWatch(report.chains))
-
-
-def _batched_problems(report: Report, engine: Engine) -> Iterator[str]:
-    if report.ok and not (engine.pulls_at_once and report.chains):
-        yield (
-            f"batched=True is for chains whose VJPs run at once, which {type(engine).__name__} does not do. "
-            "Leave it out."
-        )
-        return
-    for path, site in report.chains.items():
-        if not site.can_be_batched:
-            yield (
-                f"{path!r} is not an nn.Sequential of blocks, which batched=True needs. Leave batched out, or name "
-                "other chains: chains=[...]."
-            )

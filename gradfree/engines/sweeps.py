@@ -12,11 +12,10 @@ import torch
 
 from gradfree.algebra.cotangents import damped, relative_change
 from gradfree.chains.chain import Chain, ChainGradients
-from gradfree.chains.neighbors import Neighbors
 from gradfree.chains.site import Site
 from gradfree.engines.engine import Engine
 from gradfree.engines.options import check_count, check_positive, whole_number
-from gradfree.engines.rank_segment import RankSegment
+from gradfree.engines.rank_segment import Neighbors, RankSegment
 from gradfree.engines.segmented import Segments
 from gradfree.wording import one
 

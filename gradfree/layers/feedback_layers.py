@@ -47,10 +47,6 @@ class FeedbackLayers(Site):
         """The classes of other modules with matrices, which keep their exact gradients, by path."""
         self._layers: dict[str, _Layer] = {}
 
-    def means(self) -> dict[str, tuple[int, ...]]:
-        """Return nothing: these layers have no running means."""
-        return {}
-
     @classmethod
     def accepts(cls, module: nn.Module) -> bool:
         """Return whether ``module`` contains such a layer."""

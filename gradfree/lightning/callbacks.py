@@ -35,7 +35,11 @@ class _Observer(pl.Callback):
         Raises:
             TypeError: the Trainer's strategy has no engine.
         """
-        _strategy_of(self, trainer)
+        if not isinstance(trainer.strategy, EngineMixin):
+            raise TypeError(
+                f"{type(self).__name__} needs an engine, but {type(trainer.strategy).__name__} has none: use "
+                "Trainer(strategy='<engine>')."
+            )
         self._seen = -1
 
     def on_before_backward(self, trainer: pl.Trainer, pl_module: pl.LightningModule, loss: Tensor) -> None:
@@ -115,12 +119,3 @@ class EngineFigures(_Observer):
     def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
         """Stop collecting figures, since the backward pass may have failed."""
         self._collecting.close()
-
-
-def _strategy_of(callback: pl.Callback, trainer: pl.Trainer) -> EngineMixin:
-    if isinstance(trainer.strategy, EngineMixin):
-        return trainer.strategy
-    raise TypeError(
-        f"{type(callback).__name__} needs an engine, but {type(trainer.strategy).__name__} has none: use "
-        "Trainer(strategy='<engine>')."
-    )

@@ -22,7 +22,7 @@ class RankPass:
     """Follows the model's forward on one rank, receives its first state, and sends its last one.
 
     The hooks and placeholders of blocks call it, and the stage does at the end of the forward. Engines use it in the
-    backward pass as a :class:`~gradfree.chains.neighbors.Neighbors`.
+    backward pass as a :class:`~gradfree.engines.rank_segment.Neighbors`.
 
     Args:
         part: this rank's part of the model.
