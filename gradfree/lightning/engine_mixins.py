@@ -77,8 +77,10 @@ class EngineMixin:
     @accelerator.setter
     def accelerator(self, accelerator: Any) -> None:
         # Only the accelerator shows whether the Trainer is lightning's or pytorch_lightning's: same code, other types.
-        if (base := _counterpart(self._base)) and isinstance(accelerator, _accelerators(base)):
-            self.__class__ = with_engine(base)
+        if base := _counterpart(self._base):
+            package = base.__module__.partition(".")[0]
+            if isinstance(accelerator, import_module(f"{package}.accelerators").Accelerator):
+                self.__class__ = with_engine(base)
         self._accelerator = accelerator
 
     def setup(self, trainer: Any) -> None:
@@ -192,12 +194,6 @@ def _counterpart(base: type) -> Any:
     if not base.__module__.startswith("lightning.pytorch.") or find_spec("pytorch_lightning") is None:
         return None
     return getattr(import_module("pytorch_lightning.strategies"), base.__name__, None)
-
-
-def _accelerators(base: type) -> type[Any]:
-    """Return the base class of accelerators in the package of ``base``."""
-    accelerator: type[Any] = import_module(f"{base.__module__.partition('.')[0]}.accelerators").Accelerator
-    return accelerator
 
 
 def _restore(base: type) -> Any:

@@ -41,7 +41,7 @@ class StepCounter:
         self._callback: AfterStep | None = callback
         self._memory = {} if memory is None else memory
         self._first_only = first_only
-        self._first: Callable[[], Optimizer | None] = _none
+        self._first: weakref.ref[Optimizer] | None = None
         self._handle = register_optimizer_step_post_hook(self._after_step)
 
     def remove(self) -> None:
@@ -57,7 +57,8 @@ class StepCounter:
         modules = [module for ref in self._modules if (module := ref()) is not None]
         own = {id(p) for module in modules for p in module._parameters.values()}
         mine = [p for group in optimizer.param_groups for p in group["params"] if id(p) in own]
-        if not mine or (self._first_only and self._first() not in (None, optimizer)):
+        first = self._first and self._first()
+        if not mine or (self._first_only and first not in (None, optimizer)):
             return
         self._first = weakref.ref(optimizer)
         # A tensor, because checkpoints contain it; on the CPU, where reading it does not wait for a device.
@@ -66,7 +67,3 @@ class StepCounter:
         # With manual optimization in Lightning, autocast is on here.
         with torch.autocast(mine[0].device.type, enabled=False):
             self._callback(blocks, steps)
-
-
-def _none() -> None:
-    return None

@@ -25,8 +25,8 @@ def train(model, optimizer, x, steps, scheduler=None):
     return [p.detach().clone() for p in model.parameters()]
 
 
-def wrapped(model, engine="backprop", **options):
-    return gradfree.EngineOptimizer(torch.optim.AdamW(model.parameters(), 1e-2), model, engine, **options)
+def wrapped(model, engine="backprop", optimizer=None, **options):
+    return gradfree.EngineOptimizer(optimizer or torch.optim.AdamW(model.parameters(), 1e-2), model, engine, **options)
 
 
 def assert_same(actual, expected):
@@ -93,31 +93,16 @@ def test_copies_are_refused():
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (
-            lambda m: gradfree.EngineOptimizer(torch.optim.SGD(nn.Linear(2, 2).parameters(), 0.1), m),
-            "none of the param",
-        ),
-        (lambda m: gradfree.EngineOptimizer(m, m), "optimizer must be a torch.optim.Optimizer, not a Model."),
-        (
-            lambda m: gradfree.EngineOptimizer(torch.optim.SGD(m.parameters(), 0.1), None),
-            "model must be an nn.Module, not",
-        ),
-        (
-            lambda m: gradfree.EngineOptimizer(torch.optim.SGD(m.parameters(), 0.1), m, watch=100),
-            "watch must be a gradfree.GradientWatch(every=100), not 100",
-        ),
-        (lambda m: gradfree.EngineOptimizer(torch.optim.SGD(m.parameters(), 0.1), m, "sgd"), "no engine is called"),
-        (
-            lambda m: gradfree.EngineOptimizer(torch.optim.SGD(m.parameters(), 0.1), m, HIGHWAY, gamma=0.2),
-            "has its options already; gamma would be ignored",
-        ),
-        (
-            lambda m: gradfree.EngineOptimizer(torch.optim.SGD(m.parameters(), 0.1), m, chains=["x"]),
-            "the model has no module 'x'",
-        ),
+        (lambda m: wrapped(m, optimizer=m), "optimizer must be a torch.optim.Optimizer, not a Model."),
+        (lambda m: wrapped(nn.Linear(2, 2), optimizer=torch.optim.SGD(m.parameters(), 0.1)), "none of the param"),
+        (lambda m: gradfree.EngineOptimizer(torch.optim.SGD(m.parameters(), 0.1), None), "must be an nn.Module, not"),
+        (lambda m: wrapped(m, watch=100), "watch must be a gradfree.GradientWatch(every=100), not 100"),
+        (lambda m: wrapped(m, "sgd"), "no engine is called"),
+        (lambda m: wrapped(m, HIGHWAY, gamma=0.2), "has its options already; gamma would be ignored"),
+        (lambda m: wrapped(m, HIGHWAY, chains=["x"]), "the model has no module 'x'"),
     ],
 )
-def test_engine_optimizer(call, message):
+def test_wrong_arguments_raise_and_change_nothing(call, message):
     model = plain_model()
     before = snapshot(model)
     with pytest.raises((TypeError, ValueError, ChainError)) as error:

@@ -14,18 +14,8 @@ HIGHWAY = gradfree.create_engine("highway_bp")
 @pytest.mark.parametrize(
     ("name", "options", "error", "message"),
     [
-        (
-            "highway",
-            {},
-            ValueError,
-            "no engine is called 'highway'; there are: auto, backprop, deeppcr, dfa, dsf, ",
-        ),
-        (
-            "highway_bp",
-            {"iteration": 2},
-            TypeError,
-            "no option 'iteration'; its options are: iterations, tolerance, segments, gamma",
-        ),
+        ("highway", {}, ValueError, "no engine is called 'highway'; there are: auto, backprop, deeppcr, dfa, dsf, "),
+        ("highway_bp", {"iteration": 2}, TypeError, "no option 'iteration'; its options are: iterations, tolerance, "),
         ("Highway-BP", {}, ValueError, "Did you mean 'highway_bp'?"),
         (None, {}, TypeError, "the name of an engine must be a str, one of auto, backprop, deeppcr, "),
     ],
@@ -117,9 +107,7 @@ def test_options_are_given_by_name():
 
 
 def test_model_names_and_options():
-    with pytest.raises(
-        ValueError, match="no model is called 'resnet'; there are: gpt, lenet, orthogonal_convnet, orthogonal_lenet"
-    ):
+    with pytest.raises(ValueError, match="no model is called 'resnet'; there are: gpt, lenet, orthogonal_convnet"):
         gradfree.create_model("resnet")
     with pytest.raises(TypeError, match="preact_resnet has no option 'layers'; its options are: depth, in_channels"):
         gradfree.create_model("preact_resnet", layers=3)
@@ -147,11 +135,7 @@ def others(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("name", "error", "message"),
     [
-        (
-            "gone",
-            ImportError,
-            "'gone' in gradfree.engines of the package other cannot be loaded from no_such_module:Eng",
-        ),
+        ("gone", ImportError, "of the package other cannot be loaded from no_such_module:Eng"),
         ("none", TypeError, "the engine 'none' must be a subclass of gradfree.Engine, not <class 'torch.nn.modules"),
         ("dsf", ValueError, "'dsf' is the name of several engines: gradfree.algorithms.dsf:DSF, gradfree_others:DSF."),
     ],

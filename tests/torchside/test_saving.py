@@ -8,21 +8,7 @@ import torch
 from torch import nn
 
 import gradfree
-
-
-class Block(nn.Module):
-    """x + g(x)."""
-
-    def __init__(self):
-        super().__init__()
-        self.linear = nn.Linear(6, 6)
-
-    def forward(self, x):
-        return x + torch.tanh(self.linear(x))
-
-
-def container():
-    return nn.Sequential(Block(), Block())
+from gradfree.testing.cases.models import Plain
 
 
 def layers():
@@ -30,7 +16,7 @@ def layers():
 
 
 ENGINES = {
-    "container": (container, "highway_bp", {}),
+    "container": (lambda: nn.Sequential(Plain(), Plain()), "highway_bp", {}),
     "nn.GRU": (lambda: nn.GRU(6, 6, num_layers=2), "highway_bp", {}),
     "nn.LSTM": (lambda: nn.Sequential(nn.LSTM(6, 6)), "truncated", {}),
     "temperature": (layers, "foton", {"temperature": 3.0}),
