@@ -185,6 +185,11 @@ class Solver(ABC):
         return False
 
     @property
+    def keeps_means(self) -> bool:
+        """Whether the engine uses a chain's ``mean_residual``, a running mean that ranks have to average."""
+        return False
+
+    @property
     def pulls_at_once(self) -> bool:
         """Whether the engine asks for the VJPs of all links at once, which may then run as one batch."""
         return False

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from gradfree.chains.bypass import BypassWatch
 from gradfree.chains.chain import Solver
-from gradfree.chains.memory import KeptMean, average_means
+from gradfree.chains.memory import average_means
 from gradfree.chains.site import Removable, Site
 from gradfree.chains.solving import Attachment
 
@@ -29,14 +29,11 @@ class Handle:
         parts: Sequence[Removable] = (),
         chains: Mapping[str, Site] | None = None,
         attachments: Mapping[str, Attachment] | None = None,
-        means: Sequence[KeptMean] = (),
-        watch: BypassWatch | None = None,
     ):
         self._parts = parts
         self.chains = chains or {}
         self._attachments = attachments or {}
-        self._means = means
-        self._watch = watch
+        self._watch = BypassWatch(self.chains)
 
     @property
     def attached(self) -> bool:
@@ -51,8 +48,8 @@ class Handle:
     def take_over(self, other: Handle) -> None:
         """Move the attached engine of ``other`` to this handle, which must have none; ``other`` is empty afterwards."""
         self.chains = other.chains
-        self._parts, self._attachments, self._means = other._parts, other._attachments, other._means
-        self._watch, other._parts, other._watch = other._watch, [], None
+        self._parts, self._attachments, self._watch = other._parts, other._attachments, other._watch
+        other._parts, other._watch = [], BypassWatch({})
 
     def compare(self, on: bool) -> None:
         """Start or stop comparing the engine's gradients with exact ones; while on, passes return the exact ones."""
@@ -96,7 +93,7 @@ class Handle:
         Gives the warning of :meth:`watch`.
         """
         self.watch()
-        self._watch = None
+        self._watch = BypassWatch({})
         for part in self._parts:
             part.remove()
         self._parts = []
@@ -108,8 +105,7 @@ class Handle:
         ``EngineOptimizer`` and Lightning's strategies call this after each step. It costs nothing once the engine has
         computed gradients for every block.
         """
-        if self._watch is not None:
-            self._watch.check()
+        self._watch.check()
 
     def exactly(self) -> AbstractContextManager[None]:
         """Let backpropagation solve this handle's chains, not the engine, in backward passes inside the ``with``."""
@@ -153,8 +149,15 @@ class Handle:
         the means of its own rank. Lightning's strategies do so. The process group must be initialized. Does not wait
         for the device.
         """
-        if self._means:
-            average_means(self._means, next(p for block in self.blocks.values() for p in block.parameters()))
+        on = self._attachments
+        means = [
+            (on[path].memory, name, shape)
+            for path, site in self.chains.items()
+            if on[path].engine.keeps_means
+            for name, shape in site.means().items()
+        ]
+        if means:
+            average_means(means, next(p for block in self.blocks.values() for p in block.parameters()))
 
     def __enter__(self) -> Handle:
         return self
@@ -163,5 +166,5 @@ class Handle:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if error is not None:
-            self._watch = None
+            self._watch = BypassWatch({})
         self.detach()

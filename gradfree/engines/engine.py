@@ -13,7 +13,6 @@ import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
-from gradfree.chains.bypass import BypassWatch
 from gradfree.chains.chain import Chain, ChainGradients, Solver
 from gradfree.chains.handle import Handle
 from gradfree.chains.kinds import known_kinds
@@ -87,11 +86,6 @@ class Engine(Solver):
     def kinds(self) -> list[type[Site]]:
         """The kinds of chains that the engine can solve; the first kind that accepts a module is used."""
         return [kind for kind in known_kinds() if self.solves(kind)]
-
-    @property
-    def keeps_means(self) -> bool:
-        """Whether the engine uses a chain's ``mean_residual``, a running mean that ranks have to average."""
-        return False
 
     @property
     def is_random(self) -> bool:
@@ -264,6 +258,4 @@ class Engine(Solver):
         on = {path: Attachment(self, path, site.solved, outside, batched) for path, site in report.chains.items()}
         parts = [part for path, site in report.chains.items() for part in self.install(site, on[path])]
         parts += unsaved_hooks(part for part in parts if isinstance(part, RemovableHandle))
-        kept = report.chains.items() if self.keeps_means else ()
-        means = [(on[path].memory, name, shape) for path, site in kept for name, shape in site.means().items()]
-        return Handle(parts, report.chains, on, means, BypassWatch(report.chains))
+        return Handle(parts, report.chains, on)
