@@ -82,11 +82,10 @@ class Auto(Engine):
             raise ChainError(f"Auto cannot be attached to {type(model).__name__}:\n{problems}")
         if not joined.chains:
             warnings.warn(f"Auto: {joined.notes[0]}", stacklevel=2)
-        candidates = {}
-        for engine in _distinct(reports):
-            # An engine without a chain here would warn at its turn: PLAIN does the same without a warning.
-            attach = (engine if reports[engine].chains else PLAIN).attach
-            candidates[_short(engine)] = partial(attach, model, chains, residual=residual, batched=batched)
+        candidates = {
+            _short(engine): partial(engine.attach, model, chains, residual=residual, batched=batched)
+            for engine in _fit(reports)
+        }
         blocks = {path: block for site in joined.chains.values() for path, block in site.blocks.items()}
         return SwitchingHandle(candidates, blocks or {"": model})
 
@@ -97,7 +96,7 @@ class Auto(Engine):
 
 def _joined(reports: dict[Engine, Report]) -> Report:
     """Return one report of all engines that can be attached; if none has a chain, the first engine's report."""
-    fit = _distinct(reports)
+    fit = _fit(reports)
     chains = {path: site for engine in reversed(fit) for path, site in reports[engine].chains.items()}
     if not chains:
         # Backprop(plain=True) always fits but has no chain. The first report says why the others do not fit.
@@ -106,11 +105,9 @@ def _joined(reports: dict[Engine, Report]) -> Report:
     return Report(chains, (), [f"these take turns over the first steps: {', '.join(map(_short, fit))}"], findings)
 
 
-def _distinct(reports: dict[Engine, Report]) -> Sequence[Engine]:
-    """Return the engines that can be attached, but only the first of those that leave everything to autograd."""
-    fit = [engine for engine, report in reports.items() if report.ok]
-    plain = [engine for engine in fit if not reports[engine].chains]
-    return [engine for engine in fit if engine not in plain[1:]]
+def _fit(reports: dict[Engine, Report]) -> Sequence[Engine]:
+    """Return the engines that have a chain to be attached to, and autograd."""
+    return [engine for engine, report in reports.items() if report.ok and (report.chains or engine == PLAIN)]
 
 
 def _short(engine: Engine) -> str:
