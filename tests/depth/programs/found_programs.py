@@ -169,6 +169,7 @@ UNUSUAL = {
         {"blocks": blocks(("operations", ("input of the model",))), "input": True},
         "refused: … uses a tensor of shape",
     ),
+    "a hook on a block's input": ({"blocks": blocks(("operations", ("hook",)))}, "refused: … puts a gradient hook"),
     "a parameter of the model from a closure": ({"blocks": blocks(("operations", ("outside",)))}, "exact"),
     "a block that changes its input in place": (
         {"blocks": (replace(BLOCK, form="relu_(x)"), BLOCK)},

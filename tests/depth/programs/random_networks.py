@@ -103,9 +103,10 @@ class RandomBlock(nn.Module):
             with torch.no_grad():
                 scale = torch.sigmoid(h).mean()
             return h * scale
-        if name == "hooked":
-            h = h * 1.0
-            if h.requires_grad:
+        if name in ("hooked", "hook"):
+            h = h * 1.0 if name == "hooked" else h
+            # A block that only returns its input is no link, and such a hook would be lost.
+            if h.requires_grad and (name == "hooked" or self.described.form != "x"):
                 h.register_hook(lambda g: g * 2)
             return h
         if name in ("checkpoint", "reentrant"):

@@ -11,7 +11,7 @@ OPERATIONS = (
     *("tanh", "linear", "norm", "relu", "relu_", "square", "custom view", "halving", "reshape", "transpose", "chunk"),
     *("float", "dropout", "detached part", "no_grad part", "cut", "add_", "side", "normed weight"),
     *("outside", "input of the model", "older state"),
-    *("checkpoint", "reentrant", "where", "cumsum", "hooked", "index", "unsqueezed", "saved constant"),
+    *("checkpoint", "reentrant", "where", "cumsum", "hooked", "hook", "index", "unsqueezed", "saved constant"),
 )
 FORMS = (
     "x + g",

@@ -115,7 +115,7 @@ def batched(program):
     name, options = ENGINES[program.engine]
     at_once = name in ("highway_bp", "fixed_point", "dsf", "truncated") and "segments" not in options
     # A row does not see hooks that a function called by forward registers.
-    at_once &= "hooked" not in operations_of(program)
+    at_once &= operations_of(program).isdisjoint({"hooked", "hook"})
     return program.batched if at_once else "auto"
 
 
