@@ -62,7 +62,7 @@ class Timed:
         metric: the name of a step's time.
         rounds: number of rounds, in each of which every step has a turn; a warm-up comes before.
         runs: number of runs of a step in a turn.
-        with_memory: whether peak memory is measured, too.
+        with_memory: whether memory is measured, too: the peak of live tensors, and on a CPU that of a process.
         rebuild: whether steps are built again after the warm-up.
         title: the section's title.
         legend: the section's legend: what is measured.
