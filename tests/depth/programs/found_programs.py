@@ -175,6 +175,7 @@ UNUSUAL = {
         {"blocks": (replace(BLOCK, form="relu_(x)"), BLOCK)},
         "refused: … modifies its input in place",
     ),
+    "a block that returns its input, changed in place": ({"blocks": blocks(("form", "x += g"))}, "exact"),
     "a block that changes in place what the loss uses": (
         {"blocks": blocks(("form", "relu_(x)")), "between": behind(0, "sum")},
         "refused: … changes its input in place",
