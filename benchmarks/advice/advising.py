@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from time import monotonic
 
 import torch
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.text import Text
 from torch import nn
 
 from gradfree import list_engines
 from gradfree.benchmarks.advice.compiled import compiled_cost
-from gradfree.benchmarks.advice.contest import Say, contest, rows_to_try
+from gradfree.benchmarks.advice.contest import contest, rows_to_try
 from gradfree.benchmarks.advice.findings import contest_section
 from gradfree.benchmarks.advice.job import Job
 from gradfree.benchmarks.advice.recommendation import advise
@@ -74,9 +72,9 @@ def run(
     job = Job(model, data, loss, paths, device)
     net = built.to(device).train()
     start = monotonic()
-    with _progress(budget) as say:
-        standings = contest(job, net, rows, (1 - _COMPILING) * budget, say)
-        say("torch.compile")
+    with Console(stderr=True).status("") as status:
+        standings = contest(job, net, rows, (1 - _COMPILING) * budget, status.update)
+        status.update("torch.compile")
         left = budget - (monotonic() - start)
         standings.compiled = compiled_cost(job, torch.get_num_threads(), max(left, _COMPILING * budget))
     advice = advise(standings, paths)
@@ -117,16 +115,3 @@ def _loader_beside(model: str) -> str | None:
         return Imported.find(name).name
     except UsageError:
         return None
-
-
-@contextmanager
-def _progress(seconds: float) -> Iterator[Say]:
-    """Show the current activity and the elapsed share of the budget."""
-    columns = BarColumn(20), TimeElapsedColumn(), TextColumn("{task.description}")
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        bar = progress.add_task("", total=seconds)
-
-        def say(what: str) -> None:
-            progress.update(bar, completed=min(seconds, progress.tasks[0].elapsed or 0.0), description=what)
-
-        yield say

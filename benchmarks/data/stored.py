@@ -18,7 +18,7 @@ from gradfree.cli import UsageError
 from gradfree.extras import require
 
 if TYPE_CHECKING:
-    from datasets import Dataset, DatasetDict
+    from datasets import DatasetDict
 
 DATA_ROOT = "GRADFREE_DATA"
 """Environment variable with the folder that contains all sets (the data root)."""
@@ -96,17 +96,6 @@ def _read(stored: Stored, folder: Path, state: object) -> Mapping[str, Arrays]:
 
     datasets.disable_progress_bars()
     return stored.read(datasets.load_dataset(str(folder)))
-
-
-def with_all_splits(splits: DatasetDict) -> dict[str, Dataset]:
-    """Return the training, validation and test rows; a missing split is the last tenth of the training rows."""
-    found = {name: splits[name] for name in ("train", "validation", "test") if name in splits}
-    tenth = len(splits["train"]) // 10
-    for name in ("test", "validation"):
-        if name not in found:
-            parts = found["train"].train_test_split(test_size=tenth, shuffle=False)
-            found |= {"train": parts["train"], name: parts["test"]}
-    return found
 
 
 def _state(stored: Stored, folder: Path) -> object:

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from gradfree.benchmarks.data.bundled import Data, Split, windows
-from gradfree.benchmarks.data.stored import Arrays, Stored, with_all_splits
+from gradfree.benchmarks.data.stored import Arrays, Stored
 
 if TYPE_CHECKING:
     from datasets import DatasetDict
@@ -31,8 +31,6 @@ _PATTERNS = {"character": r"[\s\S]", "word": r"[^ \n]+|\n"}
 class Text(Stored):
     """A stored text as consecutive sequences.
 
-    If the validation or test split is missing, it is the last tenth of the training text.
-
     Attributes:
         name: name of the set and of its folder.
         unit: kind of tokens: characters; words between spaces, and line ends; or pieces of words, by byte pair encoding
@@ -50,16 +48,13 @@ class Text(Stored):
 
     def read(self, splits: DatasetDict) -> dict[str, Arrays]:
         """Return the tokens of each split."""
-        parts = with_all_splits(splits)
-        rows = {name: _end_lines(part["text"]) for name, part in parts.items()}
+        rows = {name: _end_lines(splits[name]["text"]) for name in Data._fields}
         tokenizer = _tokenizer(self, rows["train"])
         return {name: (_tokens(tokenizer, lines),) for name, lines in rows.items()}
 
     def arrange(self, arrays: Mapping[str, Arrays]) -> Data:
         """Return the sequences; the targets are the inputs' next tokens."""
-        train, validation, test = (
-            windows(torch.from_numpy(*arrays[name]), self.length) for name in ("train", "validation", "test")
-        )
+        train, validation, test = (windows(torch.from_numpy(*arrays[name]), self.length) for name in Data._fields)
         return Data(train, *(Split(*(x[: self.held_out] for x in split)) for split in (validation, test)))
 
 

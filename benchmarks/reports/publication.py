@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from functools import cache
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import vl_convert
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
@@ -50,23 +49,15 @@ def _kind(text: str, is_label: bool) -> str:
 def publish(report: SuiteReport, folder: Path) -> list[Path]:
     """Write the report to ``folder`` as HTML and Markdown, and its facts as CSV and Parquet; return the files.
 
-    If a file cannot be written, none is replaced.
-
     Raises:
         UsageError: they cannot be written, for example because the disk is full.
     """
+    html, markdown, csv, parquet = (folder / f"report.{kind}" for kind in ("html", "md", "csv", "parquet"))
     try:
-        with TemporaryDirectory(dir=folder) as temporary:
-            written = _write(report, Path(temporary))
-            return [file.replace(folder / file.name) for file in written]
+        html.write_text(page(report), encoding="utf-8")
+        markdown.write_text(report.markdown(), encoding="utf-8")
+        report.facts.write_csv(csv)
+        report.facts.write_parquet(parquet)
     except OSError as error:
         raise UsageError(f"cannot write the report to {folder}: {error.strerror}. Records are kept.") from error
-
-
-def _write(report: SuiteReport, folder: Path) -> list[Path]:
-    html, markdown, csv, parquet = (folder / f"report.{kind}" for kind in ("html", "md", "csv", "parquet"))
-    html.write_text(page(report), encoding="utf-8")
-    markdown.write_text(report.markdown(), encoding="utf-8")
-    report.facts.write_csv(csv)
-    report.facts.write_parquet(parquet)
     return [html, markdown, csv, parquet]

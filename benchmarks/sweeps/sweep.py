@@ -95,16 +95,12 @@ def _tasks(sweep: Sweep, loader: str | None) -> Iterator[Task]:
 def _with_all_models(sweep: Sweep, loader: str | None) -> Iterator[Task]:
     """Yield each named task, or the user's models, each with each combination of its options, on the user's data."""
     models = with_options(sweep.model)
-    if models and not loader:
-        raise UsageError(f"--model {next(iter(models))} needs --data module:function; tasks have their own models.")
-    if (sweep.loss or sweep.chains) and not loader:
-        raise UsageError(
-            "--loss and --chains need a model and data of yours: --model and --data, module:function each."
-        )
-    if loader and (sweep.tasks or not models):
-        raise UsageError(f"--data {loader} needs a model of yours, --model module:function, and no task.")
-    if not loader:
+    if not any((models, loader, sweep.loss, sweep.chains)):
         yield from _named_tasks(sweep.tasks)
+    elif sweep.tasks or not (models and loader):
+        raise UsageError(
+            "A model of yours takes --model and --data, module:function each, maybe --loss and --chains; no --tasks."
+        )
     for name, given in models.items():
         for options in _combinations(given):
             task = own_task(name, options, str(loader), sweep.loss, listed(sweep.chains) or None)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
-from typing import TypeAlias
 
 from gradfree.benchmarks.records.case import Case
 from gradfree.benchmarks.records.records import Record, error_of
@@ -44,8 +43,6 @@ class Experiment(ABC):
 
 
 Suite = tuple[Experiment, ...]
-Finding: TypeAlias = "tuple[Experiment, pl.DataFrame]"
-"""An experiment and its facts of one device."""
 
 
 def cases(suite: Suite, seeds: int, device: str, records: Mapping[str, Record]) -> Iterator[Case | None]:
@@ -62,7 +59,7 @@ def cases(suite: Suite, seeds: int, device: str, records: Mapping[str, Record]) 
         yield from experiment.timing(device)
 
 
-def findings(suite: Suite, records: Mapping[str, Record]) -> Iterator[Finding]:
+def findings(suite: Suite, records: Mapping[str, Record]) -> Iterator[tuple[Experiment, pl.DataFrame]]:
     """Yield each experiment with its facts of each device, if ``records`` has any."""
     for device in devices_of(records):
         for experiment in suite:

@@ -47,22 +47,12 @@ def change(difference: Estimate, higher_is_better: bool) -> tuple[str, str]:
     if isnan(difference.margin):
         seeds = "one seed" if difference.n == 1 else "the same difference with every seed"
         return f"{seeds}: no interval", signed(difference.value)
-    outcome = direction(difference)
-    if outcome == SAME and difference.n < _FEWEST:
-        outcome = FEW
-    elif outcome != SAME:
+    if difference.low <= 0 <= difference.high:
+        outcome = SAME if difference.n >= _FEWEST else FEW
+    else:
         outcome = "better" if (difference.value > 0) == higher_is_better else "worse"
     digits = _DIGITS if outcome in (SAME, FEW) else _digits(difference.value)
     return outcome, f"{signed(difference.value, digits)} ± {difference.margin:.{digits}f}"
-
-
-def direction(difference: Estimate) -> str:
-    """Return "higher", "lower", :data:`SAME` or "not known"."""
-    if isnan(difference.margin):
-        return "not known"
-    if difference.low <= 0 <= difference.high:
-        return SAME
-    return "higher" if difference.value > 0 else "lower"
 
 
 def signed(value: float, digits: int = 2) -> str:

@@ -28,7 +28,7 @@ from gradfree.wording import did_you_mean, one
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-_SPLITS = ("train", "validation", "test")
+_SPLITS = Data._fields
 _GIVEN = {1: ("train",), 2: ("train", "test"), 3: _SPLITS}
 _CHUNK = 256
 _STEPS = 200

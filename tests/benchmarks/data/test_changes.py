@@ -37,6 +37,11 @@ def read():
 def shuffled():
     return DataLoader(TensorDataset(*read()), batch_size=7, shuffle=True)
 
+def shuffled_anew():
+    x, y = read()
+    order = np.random.default_rng().permutation(len(x))
+    return x[order], y[order]
+
 def typed():
     x, y = read()
     return x.bfloat16(), y > 1
@@ -103,6 +108,8 @@ def test_changed_examples_give_other_case_ids(folder, monkeypatch, capsys):
     table = folder / "table.csv"
     table.write_text(table.read_text().replace("39,", "38,", 1))
     assert len({*before, *ids_of(*loaders)}) == 8
+    ids_of("shuffled_anew")
+    assert "theirs:shuffled_anew returns different examples in each call" in capsys.readouterr().err
 
 
 def digest(module):

@@ -47,7 +47,7 @@ def run(tmp_path, monkeypatch):
     ("suite", "message"),
     [
         ("engine", "mine: no engine is called 'higway_bp'"),
-        ("width", "mine: residual_mlp cannot be trained on these data: mat1 and mat2"),
+        ("width", "mine: residual_mlp cannot be trained on these data: RuntimeError: mat1 and mat2"),
         ("local", "Can't pickle local object 'local.<locals>.<lambda>'"),
     ],
 )

@@ -104,12 +104,12 @@ def test_time_to_target_is_steps_times_the_time_of_a_step():
         ({"tasks": "digit"}, "no task is called 'digit'.*Did you mean 'digits'"),
         ({"tasks": "points", "engines": "highway"}, "no engine is called 'highway'.*Did you mean 'highway_bp'"),
         ({"tasks": "points", "engines": "foton"}, "no engine to compare.*\npoints without foton"),
-        ({"tasks": "points", "model": "residual_mlp"}, "--model residual_mlp needs --data module:function"),
+        ({"tasks": "points", "model": "residual_mlp"}, "A model of yours takes --model and --data"),
         ({"tasks": "points", "steps": 0}, "--steps must be above 0"),
         ({"tasks": "points", "engines": "dsf", "learning_rates": "nan,0.1"}, "--learning-rates takes numbers above 0"),
         ({"tasks": "points", "length": 4}, "'points' has no --length.*copying"),
         ({"tasks": "points", "dtype": "float33"}, "no dtype is called 'float33'.*Did you mean 'float32'"),
-        ({"tasks": "points", "loss": "mine:loss"}, "--loss and --chains need a model and data of yours"),
+        ({"tasks": "points", "loss": "mine:loss"}, "A model of yours takes --model and --data"),
     ],
 )
 def test_invalid_sweeps_are_refused(options, message):

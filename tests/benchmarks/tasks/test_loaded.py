@@ -68,13 +68,13 @@ def test_options_and_axes_reach_the_builder():
         ("user_module:broken", DATA, "user_module:broken fails: OSError: no such disk"),
         (MODEL, "user_module:bad_batches", "has a batch that is a dict, not two tensors"),
         (MODEL, "user_module:unequal", "inputs of shape .30, 4. and targets of shape .40,.: the first size must be"),
-        ("user_module:build_tuple", DATA, "the model returns a tuple, not a tensor, and the loss fails with Attribute"),
+        ("user_module:build_tuple", DATA, "cannot be trained on these data: AttributeError: 'tuple' object"),
         (
             MODEL,
             "user_module:regression",
             "^user_module:build cannot be trained on these data: .*outputs are .2, 3., the targets .2, 1.",
         ),
-        (MODEL, None, "--model user_module:build needs --data module:function"),
+        (MODEL, None, "A model of yours takes --model and --data"),
         ("residual_mlp", DATA, "residual_mlp names no function; write residual_mlp:build"),
     ],
 )
