@@ -36,23 +36,13 @@ class LoopModel(LayeredModel):
         self.blocks = Loop(*(Plain() for _ in range(5)))
 
 
-def engine(name="highway_bp"):
-    return gradfree.create_engine(name)
+ENGINE = gradfree.create_engine("highway_bp")
 
 
 @pytest.fixture(autouse=True)
 def _registered(monkeypatch):
     """Remove registered kinds after each test."""
     monkeypatch.setattr(kinds, "_registered", {})
-
-
-def test_engines_choose_kinds_by_their_class_attributes():
-    """``backprop`` leaves it to autograd, as all chains in depth; engines for layers name the kinds they accept."""
-    gradfree.register_chain("loops")(Loops)
-    assert "nothing is attached" in engine("backprop").validate(LoopModel()).notes[0]
-    assert Loops not in engine("pepita").kinds
-    with pytest.raises(gradfree.ChainError, match=r"engine is a module with b1, b2, ..., or an nn.Seq"):
-        engine().attach(LoopModel(), ["stem"])
 
 
 def test_the_kind_registered_last_takes_a_module():
@@ -65,10 +55,10 @@ def test_the_kind_registered_last_takes_a_module():
 
     gradfree.register_chain("loops")(Loops)
     gradfree.register_chain("two")(Two)
-    assert str(engine().validate(LoopModel()).chains["blocks"]) == "2 blocks"
+    assert str(ENGINE.validate(LoopModel()).chains["blocks"]) == "2 blocks"
     gradfree.register_chain("loops")(Two)
     assert kinds.known_kinds().count(Loops) == 0
-    assert str(engine().validate(LoopModel()).chains["blocks"]) == "2 blocks"
+    assert str(ENGINE.validate(LoopModel()).chains["blocks"]) == "2 blocks"
 
 
 def test_a_class_that_is_not_a_site_cannot_be_registered():
