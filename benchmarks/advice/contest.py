@@ -214,8 +214,9 @@ def _tried(candidate: Row, model: nn.Module, plain: Contestant, job: Job, usual:
     if ratio > _MAX_RATIO:
         contestant.first_ratio = ratio
     else:
-        fidelity = gradient_fidelity(candidate.create_engine(), model, job.loss_fn, job.batches[0], job.chains)
-        contestant.cosine = fidelity.total.cosine
+        # On a copy, since a model may keep activations, with which it could not be copied for the next candidate.
+        own, engine = copy.deepcopy(model), candidate.create_engine()
+        contestant.cosine = gradient_fidelity(engine, own, job.loss_fn, job.batches[0], job.chains).total.cosine
     return contestant
 
 
