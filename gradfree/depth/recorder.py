@@ -203,7 +203,7 @@ class BlockRecorder:
             return None
         # If the block returns an input unchanged, the model gets its original tensor back.
         same = {} if in_place else {id(e): t for e, t in zip(call.entered, call.tensors, strict=True)}
-        if self.chain.skips and id(state) in same:
+        if self.chain.skips and id(state) in same and not has_hooks(state):
             joined = self.port.join(same[id(state)], rest)
             return joined if rest is None else replaced(joined, same)
         if rest is None:

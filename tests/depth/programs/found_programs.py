@@ -175,6 +175,10 @@ UNUSUAL = {
         {"blocks": (replace(BLOCK, form="relu_(x)"), BLOCK)},
         "refused: … modifies its input in place",
     ),
+    "a hook by a block that returns its input": (
+        {"blocks": blocks(("operations", ("hook",)), ("form", "x"))},
+        "refused: … puts a gradient hook",
+    ),
     "a block that returns its input, changed in place": ({"blocks": blocks(("form", "x += g"))}, "exact"),
     "a block that changes in place what the loss uses": (
         {"blocks": blocks(("form", "relu_(x)")), "between": behind(0, "sum")},

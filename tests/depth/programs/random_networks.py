@@ -105,8 +105,7 @@ class RandomBlock(nn.Module):
             return h * scale
         if name in ("hooked", "hook"):
             h = h * 1.0 if name == "hooked" else h
-            # A block that only returns its input is no link, and such a hook would be lost.
-            if h.requires_grad and (name == "hooked" or self.described.form != "x"):
+            if h.requires_grad:
                 h.register_hook(lambda g: g * 2)
             return h
         if name in ("checkpoint", "reentrant"):
