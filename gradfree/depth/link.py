@@ -151,13 +151,18 @@ def has_hooks(state: Tensor) -> bool:
     return bool(hooks_of(state)) or state.retains_grad
 
 
-def check_untouched(link: Link) -> None:
-    """Raise if the block has a hook on its input state, or if the graph of its output has been changed in place."""
-    if link.given is not None and has_hooks(link.given):
+def refuse_hooks(path: str, given: Tensor | None) -> None:
+    """Raise if the block at ``path`` has a hook on its input state."""
+    if given is not None and has_hooks(given):
         raise ChainError(
-            f"{link.path} puts a gradient hook, or retain_grad(), on its input state, where it would see only a part "
-            "of the gradient. Put it on a copy, x = x.view_as(x), or on what the block computes."
+            f"{path} puts a gradient hook, or retain_grad(), on its input state, where it would see only a part of the "
+            "gradient. Put it on a copy, x = x.view_as(x), or on what the block computes."
         )
+
+
+def check_untouched(link: Link) -> None:
+    """Raise if there is a hook on the block's input state, or if its output's graph has been changed in place."""
+    refuse_hooks(link.path, link.given)
     if link.out.grad_fn is not link.root:
         raise ChainError(
             f"the output of {link.path} was changed in place through another tensor that shares its memory, returned "

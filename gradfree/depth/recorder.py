@@ -23,7 +23,7 @@ from gradfree.chains.solving import Attachment
 from gradfree.depth.block_jacobians import Mixing
 from gradfree.depth.depth_chain import Trained
 from gradfree.depth.depth_pass import DepthPass
-from gradfree.depth.link import Link, has_hooks
+from gradfree.depth.link import Link, has_hooks, refuse_hooks
 from gradfree.depth.nodes import BORDERS, ENTRY, EXIT
 from gradfree.depth.ports import Port, port_of, replaced, tensors_in
 from gradfree.errors import ChainError
@@ -198,12 +198,13 @@ class BlockRecorder:
                 "must return a tensor, or a tuple, list, dictionary or dataclass whose first entry is one. Say where "
                 f"it is with gradfree.register_port({type(block).__name__}, ...), or leave the block out of the chain."
             )
+        refuse_hooks(self.path, call.given)
         in_place = self._changed_in_place(call)
         if not state.requires_grad:
             return None
         # If the block returns an input unchanged, the model gets its original tensor back.
         same = {} if in_place else {id(e): t for e, t in zip(call.entered, call.tensors, strict=True)}
-        if self.chain.skips and id(state) in same and not has_hooks(state):
+        if self.chain.skips and id(state) in same:
             joined = self.port.join(same[id(state)], rest)
             return joined if rest is None else replaced(joined, same)
         if rest is None:

@@ -179,6 +179,10 @@ UNUSUAL = {
         {"blocks": blocks(("operations", ("hook",)), ("form", "x"))},
         "refused: … puts a gradient hook",
     ),
+    "a hook by a block on its input, and a loss on what a later block keeps": (
+        {"blocks": (replace(BLOCK, operations=("hook",)), replace(BLOCK, keeps="branch")), "kept": True},
+        "refused: … puts a gradient hook",
+    ),
     "a block that returns its input, changed in place": ({"blocks": blocks(("form", "x += g"))}, "exact"),
     "a block that changes in place what the loss uses": (
         {"blocks": blocks(("form", "relu_(x)")), "between": behind(0, "sum")},
