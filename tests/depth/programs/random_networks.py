@@ -258,7 +258,8 @@ class RandomNetwork(nn.Module):
             sides["older state"] = before
             if step == 0 and rest and rest[0].shape == h.shape:
                 sides["returned by the first block"] = rest[0]
-            if program.rest:
+            # Under Limits, as what blocks keep.
+            if program.rest and (block.described.form != "x" or program.backward != "grad of states"):
                 total = total + sum((t**2).mean() for t in rest)
             if program.taps[step]:
                 total = total + torch.sin(h).sum()
