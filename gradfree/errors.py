@@ -155,8 +155,8 @@ LAZY = _row(
 
 _RANKS = "Blocks on ranks"
 _ELSEWHERE = (
-    "Across ranks, modules after the blocks may use the last block's output, and weights that are registered after the "
-    "blocks. Modules before the blocks may use weights that are registered before them."
+    "Across ranks, modules after the blocks may use the last block's output, and weights that no module before the "
+    "blocks uses. If forward cannot be traced (torch.fx), register modules in the order in which they run."
 )
 
 SHARED_WEIGHT = _row(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import accumulate, pairwise
@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from gradfree.chains.site import Site
 from gradfree.errors import SHARED_WEIGHT, ChainError
+from gradfree.ranks.traced_use import traced_use
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,8 @@ class Placement:
 def place(model: nn.Module, site: Site, count: int, costs: Sequence[float] | None) -> Placement:
     """Return a placement of ``model`` on ``count`` ranks.
 
-    The first rank holds modules before the blocks in ``model.named_modules()``, the last rank those after them.
+    The first rank holds what the model's ``forward`` uses before the blocks, the last rank what it uses behind them. If
+    ``forward`` cannot be traced, the first rank holds what is registered before the blocks.
 
     Args:
         model: the model.
@@ -55,11 +57,13 @@ def place(model: nn.Module, site: Site, count: int, costs: Sequence[float] | Non
     rank_of = {path: rank for rank, run in enumerate(runs) for path in blocks[run.start : run.stop]}
     order = {path: n for n, (path, _) in enumerate(model.named_modules(remove_duplicate=False))}
     start = min(order[path] for path in blocks)
+    before, behind = traced_use(model, blocks)
     names: dict[int, str] = {}
     home: dict[str, int] = {}
     for name, tensor in _tensors(model):
         block = next((path for path in blocks if name.startswith(f"{path}.")), None)
-        outside = 0 if order[name.rpartition(".")[0]] < start else count - 1
+        first, last = _contains(before, name), _contains(behind, name)
+        outside = 0 if (first if first != last else order[name.rpartition(".")[0]] < start) else count - 1
         rank, same = outside if block is None else rank_of[block], names.setdefault(id(tensor), name)
         home[name] = home.get(same, rank)
         if home[name] != rank:
@@ -90,6 +94,11 @@ def balanced(costs: Sequence[float], count: int) -> list[range]:
 
     ends = [0, *best(0, count)[2]]
     return [range(start, stop) for start, stop in pairwise(ends)]
+
+
+def _contains(paths: Iterable[str], name: str) -> bool:
+    """Return whether ``name`` is one of ``paths``, or the name of a tensor inside of one."""
+    return any(f"{name}.".startswith(f"{path}.") for path in paths)
 
 
 def _tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:

@@ -220,7 +220,8 @@ def _facts(model: nn.Module, placement: Placement) -> dict[str, str]:
     }
     modules = {f"the module {path!r}": type(module).__name__ for path, module in model.named_modules()}
     weights = {
-        f"the weight {name!r}": f"{tuple(p.shape)}, {p.dtype}, {'trained' if p.requires_grad else 'frozen'}"
+        f"the weight {name!r}": f"{tuple(p.shape)}, {p.dtype}, {'trained' if p.requires_grad else 'frozen'}, on rank "
+        f"{placement.home[name]}"
         for name, p in model.named_parameters()
     }
     return runs | modules | weights

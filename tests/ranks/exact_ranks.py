@@ -54,6 +54,27 @@ def run(layer, hidden, scale):
     return layer(hidden=hidden, scale=scale)
 
 
+class HeadFirst(nn.Module):
+    """What runs behind the blocks is registered before them, and the stem behind them."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm, self.head = nn.BatchNorm1d(6, affine=False), nn.Linear(6, 3)
+        self.scale, self.frozen = nn.Parameter(torch.randn(3)), nn.Parameter(torch.randn(6), requires_grad=False)
+        self.register_buffer("mean", torch.zeros(3))
+        self.layers = nn.ModuleList([Plain() for _ in range(LENGTH)])
+        self.stem = nn.Linear(6, 6)
+
+    def forward(self, x):
+        state = self.stem(x)
+        for layer in self.layers:
+            state = layer(state)
+        out = nn.functional.linear(self.norm(state * self.frozen), self.head.weight, self.head.bias) * self.scale
+        with torch.no_grad():
+            self.mean.lerp_(out.mean(0), 0.1)
+        return out
+
+
 class Narrowing(nn.Module):
     """Blocks of which some change the shape."""
 
@@ -129,6 +150,7 @@ EXACT = {
     "an embedding and a head": (gpt, once, {}),
     "keyword arguments, tuples, dictionaries": (lambda: (Named(), torch.randint(11, (3, 4))), logits, {}),
     "checkpoints": (lambda: (Named(), torch.randint(11, (3, 4))), checkpointed, {}),
+    "a head that is registered first": (lambda: (HeadFirst(), torch.randn(4, 6)), once, {}),
     "shapes that change": (lambda: (Narrowing(), torch.randn(4, 6)), once, {}),
     "frozen stem": (lambda: frozen("stem"), once, {}),
     "frozen first blocks": (lambda: frozen("stem", "blocks.0", "blocks.1", "blocks.2", "blocks.3"), once, {}),
@@ -148,6 +170,7 @@ SWEPT = {
     "plain": (plain, once, {}),
     "microbatches": (plain, once, {"microbatches": 3}),
     "an embedding and a head": (gpt, once, {"costs": [1] * 8}),
+    "a head that is registered first": EXACT["a head that is registered first"],
     "post-LN": (lambda: plain("post-LN"), once, {}),
     "post-activation ResNet": (lambda: plain("post-activation ResNet"), once, {}),
     "highway layers": (lambda: plain("highway layers"), once, {}),
@@ -159,7 +182,7 @@ SWEEPING = {
     "highway_bp, gamma": {"gamma": 0.2},
     "fixed_point": {},
 }
-FEW = ("plain", "an embedding and a head", "microbatches")
+FEW = ("plain", "an embedding and a head", "a head that is registered first", "microbatches")
 
 
 def exact_cases(ranks):

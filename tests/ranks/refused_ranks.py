@@ -97,7 +97,14 @@ class Tied(Net):
         self.head.weight = self.stem.weight
 
 
-class HeadFirst(Net):
+class Decides(Net):
+    """Its values decide what runs, so that it cannot be traced."""
+
+    def states(self, x):
+        return super().states(x if x.isfinite().all() else 0 * x)
+
+
+class HeadFirst(Decides):
     """Its head is registered before the blocks."""
 
     def forward(self, x):
@@ -110,7 +117,7 @@ class Frozen(HeadFirst):
         self.stem.requires_grad_(False)
 
 
-class Late(Net):
+class Late(Decides):
     """A module that runs before the blocks is registered after them."""
 
     def forward(self, x):
