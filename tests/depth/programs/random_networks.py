@@ -253,7 +253,10 @@ class RandomNetwork(nn.Module):
         order = range(len(self.blocks)) if program.order is None else [n % len(self.blocks) for n in program.order]
         calls = [*((n, self.blocks[n]) for n in order if not program.whole), *enumerate(self.more)]
         for step, (n, block) in enumerate(calls):
-            before, block.outside[2] = h, sides["older state"]
+            # A reentrant checkpoint would run with the last one again, and so run itself without end.
+            if program.around != "reentrant":
+                block.outside[2] = sides["older state"]
+            before = h
             h, rest = parts(self.call(block, h, self.side(sides, n, h)))
             sides["older state"] = before
             if step == 0 and rest and rest[0].shape == h.shape:
