@@ -240,12 +240,13 @@ class DepthPass:
                     "and used by the loss, and was changed in place after the block: it would get a wrong gradient. "
                     "Use the out-of-place operation (h = h + x, not h += x)."
                 )
-            if link.is_hooked and (link.extra or i + 1 in inside or i + 1 < len(self.links)):
+            used_twice = link.extra or i + 1 in inside or i + 1 < len(self.links)
+            if link.is_hooked and (used_twice or (link.root is not None and will_run(link.root))):
                 raise ChainError(
                     f"the output of {link.path} has a gradient hook or retain_grad(), which would see only a part of "
                     "its gradient: the hook was registered after the next block had run, or the block returned other "
-                    "tensors beside its state. Register it before the next block runs, on a block that returns only "
-                    "its state."
+                    "tensors beside its state, or stored its state for the loss. Register it before the next block "
+                    "runs, on a block that returns only its state."
                 )
             if link.in_place and i and (self._direct[i - 1] is not None or i in inside):
                 raise ChainError(

@@ -193,7 +193,7 @@ def _promoted(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
     return a.to(dtype), b.to(dtype)
 
 
-def linear_part(module: nn.Module, x: Tensor) -> Tensor:
+def linear_part(module: nn.Module, x: Tensor, weight: Tensor | None = None) -> Tensor:
     """Return the linear part of ``module``, of role WEIGHTS, LINEAR or MAX, applied to ``x``; without the bias.
 
     A maximum over elements is replaced by its registered linear function, such as their mean.
@@ -201,6 +201,7 @@ def linear_part(module: nn.Module, x: Tensor) -> Tensor:
     Args:
         module: the layer.
         x: an input of the layer.
+        weight: replaces the layer's weight; of the same shape.
     """
     known = _known(module)
     assert known is not None
@@ -208,24 +209,25 @@ def linear_part(module: nn.Module, x: Tensor) -> Tensor:
         return module.forward(x)
     if known.role is Role.MAX:
         return known.linear(module, x)
-    return known.linear(module, *_promoted(x, weight_of(module)))
+    return known.linear(module, *_promoted(x, weight_of(module) if weight is None else weight))
 
 
-def adjoint(module: nn.Module, cotangent: Tensor, shape: torch.Size) -> Tensor:
+def adjoint(module: nn.Module, cotangent: Tensor, shape: torch.Size, weight: Tensor | None = None) -> Tensor:
     """Return the transpose of :func:`linear_part` times ``cotangent``.
 
     Args:
         module: the layer.
         cotangent: shaped like the layer's output, (N, ...), with any N.
         shape: of the layer's input; the first dimension is ignored.
+        weight: replaces the layer's weight.
 
     Returns:
         A tensor of ``shape``, except that the first dimension is N.
     """
     known = _known(module)
     if known is not None and known.adjoint is not None:
-        return known.adjoint(*_promoted(cotangent, weight_of(module)))
+        return known.adjoint(*_promoted(cotangent, weight_of(module) if weight is None else weight))
     with torch.enable_grad():
         x = cotangent.new_zeros((len(cotangent), *shape[1:])).requires_grad_()
-        out = linear_part(module, x)
+        out = linear_part(module, x, weight)
     return torch.autograd.grad(out, x, cotangent.to(out.dtype))[0]

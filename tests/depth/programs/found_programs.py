@@ -175,6 +175,10 @@ UNUSUAL = {
         {"blocks": (replace(BLOCK, form="relu_(x)"), BLOCK)},
         "refused: … modifies its input in place",
     ),
+    "a hook on a last state that its block keeps for the loss": (
+        {"blocks": blocks(("keeps", "state")), "kept": True, "end": "hook"},
+        "refused: the output of … has a gradient hook",
+    ),
     "a hook by a block that returns its input": (
         {"blocks": blocks(("operations", ("hook",)), ("form", "x"))},
         "refused: … puts a gradient hook",
