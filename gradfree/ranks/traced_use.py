@@ -7,9 +7,10 @@ from collections.abc import Collection
 from torch import fx, nn
 
 from gradfree.rows.structure import structure_of
+from gradfree.rows.tracing import ThreadTracer
 
 
-class _Tracer(fx.Tracer):
+class _Tracer(ThreadTracer):
     def __init__(self, blocks: Collection[str]):
         super().__init__()
         self.blocks = blocks

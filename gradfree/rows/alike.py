@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import operator
 from collections.abc import Hashable, Sequence
-from threading import Lock, get_ident
 from typing import Any
 from weakref import ref
 
@@ -15,6 +14,7 @@ from torch.nn import functional as F
 
 from gradfree.errors import ChainError
 from gradfree.rows.structure import structure_of, tensors_of
+from gradfree.rows.tracing import ThreadTracer
 from gradfree.torchside.private import is_compiled, saves_elsewhere, version
 from gradfree.torchside.sharding import own_class
 
@@ -125,8 +125,7 @@ def _trace_problem(block: nn.Module, declared: bool, proxies: list[Any]) -> str 
     before = {inner: dict(vars(inner)) for inner in structure.modules()}
     buffers = [(buffer, version(buffer)) for buffer in structure.buffers()]
     try:
-        with _tracing:
-            graph = tracer.trace(structure)
+        graph = tracer.trace(structure)
     except Exception as error:  # The user's forward may raise anything for symbolic tensors.
         if declared or tracer.reason:
             return tracer.reason
@@ -162,23 +161,13 @@ def _is_known(node: fx.Node, structure: nn.Module) -> bool:
     return node.op != "get_attr" or node.target in tensors_of(structure)
 
 
-_tracing = Lock()
-"""Held while torch traces, because it patches the call of all modules: two traces would mix up their patches."""
-
-
-class _Tracer(fx.Tracer):
+class _Tracer(ThreadTracer):
     """Stores weak references to its symbolic tensors in ``proxies``, and in ``reason`` why hooks would be lost."""
 
     def __init__(self, proxies: list[Any]):
         super().__init__()
-        self.proxies, self._thread = proxies, get_ident()
+        self.proxies = proxies
         self.reason: str | None = None
-
-    def call_module(self, m: nn.Module, forward: Any, args: Any, kwargs: Any) -> Any:
-        """Run calls of other threads normally."""
-        if get_ident() != self._thread:
-            return forward(*args, **kwargs)
-        return super().call_module(m, forward, args, kwargs)
 
     def create_proxy(self, kind: str, target: Any, *args: Any, **kwargs: Any) -> fx.Proxy:
         if saves_elsewhere():
