@@ -264,8 +264,9 @@ def _copied(cotangent: Tensor) -> Tensor:
 def _leaves_before(tensors: Sequence[Tensor]) -> list[Tensor]:
     """Return the leaves that ``tensors`` were computed from; for leaves behind another chain, that chain's anchors."""
     graph = walk(tensors, ends=(EXIT,))
-    chains: list[Any] = [node for node, _ in graph.stops]
-    return [*graph.leaves, *(anchor for node in chains for anchor in node.recording.anchors)]
+    exits: list[Any] = [node for node, _ in graph.stops]
+    passes = dict.fromkeys(node.recording for node in exits)
+    return [*graph.leaves, *(anchor for one in passes for anchor in one.anchors)]
 
 
 def recorded_links(state: Tensor) -> Sequence[Link]:

@@ -179,11 +179,9 @@ class BlockRecorder:
         entered = recording.enter(self.path, numbers, tensors)
         entry, versions = entered[0].grad_fn if entered else None, [version(t) for t in entered]
         self._calls[get_ident()] = _Call(recording, before, tensors, numbers, entered, entry, versions)
-        if not others:
-            given = entered[0] if needed else state
-            return put(given, [given] * len(inputs))
-        local = dict(zip(map(id, tensors), entered, strict=True))
-        return put(local.get(id(state), state), [local[id(t)] for t in inputs])
+        given = entered[0] if needed else state
+        local = dict(zip(map(id, others), entered[needed:], strict=True))
+        return put(given, [local.get(id(t), given) for t in inputs])
 
     @uncompiled
     def leave(self, block: nn.Module, args: tuple[Any, ...], out: Any) -> Any:
@@ -207,14 +205,14 @@ class BlockRecorder:
         if self.chain.skips and id(state) in same:
             joined = self.port.join(same[id(state)], rest)
             return joined if rest is None else replaced(joined, same)
-        if rest is None:
-            (after,) = call.recording.leave(self._link(block, state, (), in_place, call), call.before)
-            return self.port.join(after, None)
-        extra = [t for t in tensors_in(out) if t.requires_grad and t is not state and id(t) not in same]
+        others = () if rest is None else tensors_in(out)
+        extra = [t for t in others if t.requires_grad and t is not state and id(t) not in same]
         after, *outputs = call.recording.leave(self._link(block, state, extra, in_place, call), call.before)
+        joined = self.port.join(after, rest)
+        if rest is None:
+            return joined
         # The rest of the output may contain the state again.
-        new = {**same, id(state): after, **dict(zip(map(id, extra), outputs, strict=True))}
-        return replaced(self.port.join(after, rest), new)
+        return replaced(joined, {**same, id(state): after, **dict(zip(map(id, extra), outputs, strict=True))})
 
     def _link(self, block: nn.Module, state: Tensor, extra: Sequence[Tensor], in_place: bool, call: _Call) -> Link:
         graph = walk([state, *extra], ends=(ENTRY,))

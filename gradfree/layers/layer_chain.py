@@ -191,9 +191,10 @@ class LayerChain(DepthChain):
         for i, (link, x) in enumerate(self.replay()):
             role = self.roles[i]
             if waiting is not None and role not in ACTIVATION:
-                if norms is None or low:
+                if shifts:
                     self.add(waiting, scaled(other, norms), total)
                 else:
+                    assert norms is not None  # Without norms, shifts are carried.
                     # In place, to save memory: a difference is as large as a state.
                     self.add(waiting, (x - other).mul_(_broadcast(norms, x)), total)
                 waiting = None
