@@ -119,7 +119,7 @@ def _layers(layers: tuple[RecurrentLayer, ...], rows: tuple[Row, ...], threads: 
 
 
 LONG_SEQUENCES: Suite = (
-    _layers(_LAYERS, _LAYER_ROWS, threads=1),
+    _layers(_LAYERS, _LAYER_ROWS, threads=1, compiled=2**14),
     _layers(_LAYERS[:6], _LAYER_ROWS, threads=2),
     _layers((RecurrentLayer("GRU", 1, 4096, 8), _LAYERS[0], _LAYERS[8]), _PARALLEL, threads=1),
     Timings(courses, (replace(TINYSHAKESPEARE_LONG, steps=40),), _ROWS, threads=1),
