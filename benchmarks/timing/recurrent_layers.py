@@ -38,16 +38,17 @@ class CellLoop(nn.Module):
         cell.load_state_dict({name.removesuffix("_l0"): value for name, value in layer.state_dict().items()})
         # Not Module.compile: it silently compiles nothing of torch's own modules.
         self.cell = torch.compile(cell) if compiled else cell
+        self.steps = 1 if layer.batch_first else 0
 
     def forward(self, x: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Return the outputs (B, T, H) for inputs ``x`` (B, T, I), and the final states (parts, B, H)."""
+        """Return the outputs for inputs ``x``, both as the layer has them, and the final states (parts, B, H)."""
         parts = None if state is None else tuple(state)
         outputs = []
-        for step in x.unbind(1):
+        for step in x.unbind(self.steps):
             h = self.cell(step, parts if parts is None or len(parts) > 1 else parts[0])
             parts = h if isinstance(h, tuple) else (h,)
             outputs.append(parts[0])
-        return torch.stack(outputs, 1), torch.stack(parts or ())
+        return torch.stack(outputs, self.steps), torch.stack(parts or ())
 
 
 class Chunked(nn.Module):

@@ -78,10 +78,10 @@ def case_of(part):
     return next(iter(part.timing("cpu")))
 
 
-@pytest.mark.parametrize("cell", ["GRU", "LSTM", "RNN"])
-def test_loops_and_engines_have_the_gradients_of_the_plain_layer(cell):
+@pytest.mark.parametrize(("cell", "batch_first"), [("GRU", True), ("GRU", False), ("LSTM", True), ("RNN", True)])
+def test_loops_and_engines_have_the_gradients_of_the_plain_layer(cell, batch_first):
     torch.set_default_dtype(torch.float64)
-    item = replace(GRU, cell=cell, dtype="float64")
+    item = replace(GRU, cell=cell, dtype="float64", batch_first=batch_first)
     case = case_of(replace(PARTS["layers"], subjects=(item,), rows=(ENGINE,)))
     found = {}
     for label, build in case.timed.steps(case).items():
