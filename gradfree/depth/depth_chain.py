@@ -255,7 +255,7 @@ class DepthChain(Chain):
         total = self.zero()
         initial: Cotangent = None
         # Alone, a block computes no gradient of its input: one matrix product less for each linear layer. But each call
-        # visits the entries of all earlier blocks.
+        # visits the anchors of all earlier blocks.
         groups = _groups(list(dense), separate=len(dense) <= _SEPARATE_WALKS)
         for group in groups:
             links, cotangents = [self.links[i] for i in group], [dense[i] for i in group]

@@ -37,11 +37,14 @@ from gradfree.algebra.cotangents import Cotangent, plus
 from gradfree.chains.chain import ChainGradients
 from gradfree.depth.depth_chain import Attached, DepthChain, Trained
 from gradfree.depth.link import Link, add_extra_vjps, add_inside, added, check_untouched
-from gradfree.depth.nodes import EXIT, ONLY_INSIDE, Entry, Exit, Start
+from gradfree.depth.nodes import EXIT, ONLY_INSIDE, Anchor, Entry, Exit, Start
 from gradfree.errors import ChainError
 from gradfree.torchside.graph import walk
 from gradfree.torchside.guards import check_finite, refuse_batched
 from gradfree.torchside.private import asked_for, backward_id, keeps_graph, will_run
+
+_MANY = 16
+"""An Entry leads to at most so many tensors."""
 
 
 class DepthPass:
@@ -54,8 +57,8 @@ class DepthPass:
 
     Attributes:
         chain_ref: a weak reference to the chain.
-        anchors: what the next entry leads to: the entry before it, or the leaves before the chain, and the parameters
-            of the blocks since.
+        anchors: what the next entry leads to: the leaves before the chain and the parameters of the blocks so far, most
+            of them by way of an Anchor.
         numbers: the index of each parameter, by its id.
         links: the blocks that have run.
         solving: whether the engine is solving the chain now.
@@ -99,8 +102,9 @@ class DepthPass:
         """Return ``tensors`` without history, for the block at ``path``; for ``numbers`` see :class:`Entry`."""
         if not tensors:
             return ()
+        if len(self.anchors) > _MANY:
+            self.anchors = [Anchor.apply(*self.anchors)]
         entered: Sequence[Tensor] = Entry.apply(self._ref, len(self.links), path, numbers, tensors, *self.anchors)
-        self.anchors = [entered[0]]
         return entered
 
     def leave(self, link: Link, before: Tensor) -> Sequence[Tensor]:

@@ -1,22 +1,22 @@
-"""The three nodes that cut autograd's graph at the borders of a chain's blocks.
+"""The four nodes that cut autograd's graph at the borders of a chain's blocks.
 
 One pass through a chain h_i = f_i(h_{i-1}) makes this graph (arrows point backward, as autograd walks)::
 
     loss -> ... -> Exit_L -> ... -> Exit_2 -> Exit_1 -> Start -> h_0, other inputs, every parameter
                      :                :         :
-                   f_L's graph     f_2's     f_1's
-                     |                |         |
-                  Entry_L -> ... -> Entry_2 -> Entry_1 -> the leaves before the chain
+                   f_L's graph     f_2's     f_1's          each ends at its own Entry_i -> earlier leaves, Anchors
 
 - *Start*, one per pass, lies before the first block. Autograd runs it last: its backward lets the engine solve the
   chain and returns all gradients.
 - *Entry*, one per block, gives the block its state (and other inputs) without history, so that each block builds a
   separate graph. Its backward runs only if the loss uses a tensor from inside the block. Such a gradient belongs to the
-  state before the block. It leads to the entry before it and to the parameters of the blocks between them, so that
+  state before the block. It leads to the parameters of the blocks before it and to the leaves before the chain, so that
   ``torch.autograd.grad`` for these runs it, too. It never leads to Start or h_0: ``torch.autograd.grad`` on one block's
   graph would walk through them. Nor does it lead to the block's own parameters: autograd would compute the gradient of
-  the block's input whenever it computes those of its weights.
+  the block's input whenever it computes those of its weights. Nor to another Entry: autograd would run all those
+  between two states whenever it computes VJPs of both.
 - *Exit*, one per block, passes the block's output to the model. Its backward collects the direct cotangents e_i.
+- *Anchor*, one for several blocks, stands for many leaves, so that each Entry leads to a few only.
 """
 
 from __future__ import annotations
@@ -118,6 +118,22 @@ class Entry(Function):
             if not recording.solving:
                 recording.collect_inside(ctx.index, ctx.numbers, cotangents)
         return (None,) * (5 + ctx.count)
+
+
+class Anchor(Function):
+    """(leaves and other anchors) -> an empty tensor for entries, which leads to them; keeps no pass alive."""
+
+    @staticmethod
+    def forward(ctx: _Context, *leads_to: Tensor) -> Tensor:
+        """Store how many tensors there are."""
+        ctx.count = len(leads_to)
+        ctx.set_materialize_grads(False)
+        return torch.empty(0)
+
+    @staticmethod
+    def backward(ctx: _Context, _: Cotangent) -> tuple[None, ...]:
+        """Return no gradients: entries give theirs to the pass."""
+        return (None,) * ctx.count
 
 
 class Exit(Function):
