@@ -57,8 +57,8 @@ class DepthPass:
 
     Attributes:
         chain_ref: a weak reference to the chain.
-        anchors: what the next entry leads to: the leaves before the chain and the parameters of the blocks so far, most
-            of them by way of an Anchor.
+        anchors: what the next entry leads to: the leaves before the chain and the parameters of the blocks so far, or
+            Anchors of many of these.
         numbers: the index of each parameter, by its id.
         links: the blocks that have run.
         solving: whether the engine is solving the chain now.
