@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -22,19 +21,14 @@ from gradfree.time.unrolled_chain import (
     check_batched_states,
 )
 from gradfree.torchside.guards import (
-    Marks,
     check_finite,
     check_made_finite,
-    held_marks,
-    marks_of,
     refuse_batched,
     refuse_second_derivatives,
     refuse_transforms,
     saved,
-    unchanged,
-    unlike_any,
 )
-from gradfree.torchside.random_state import RandomState
+from gradfree.torchside.private import version
 from gradfree.torchside.sharding import sharded
 from gradfree.torchside.unsaved import Unsaved
 
@@ -98,11 +92,6 @@ class CellRecorder:
         self.attachment, self.layer, self.inside = attachment, layer, inside
         self.where = f"{attachment.path}.cell".removeprefix(".")
         self.single_steps = SingleStepWarning(attachment.path)
-        self._compared: Marks = []
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Drop the marks of the last comparison: they do not apply to a copy."""
-        return {**self.__dict__, "_compared": []}
 
     def remove(self) -> None:
         """Restore the layer's own loop."""
@@ -128,32 +117,12 @@ class CellRecorder:
         out, *finals = _UnrollFunction.apply(self, len(parts), x, *parts, *self.layer.cell.parameters())
         return [out, ends(out)] if ends is not None else [out, *finals]
 
-    def chain(self, ctx: _Context, x: Tensor, first: Sequence[Tensor], states: Sequence[Tensor]) -> UnrolledChain:
-        """Return the chain of a pass from its input ``x``, the initial state ``first`` and the states after all steps.
-
-        Raises:
-            ChainError: the cell, run again, returns other states than in the forward pass.
-        """
-        memory, wanted = self.attachment.memory, ctx.needs_input_grad[3 + ctx.parts :]
-        before = [torch.cat([f.unsqueeze(0), s[:-1]]) for f, s in zip(first, states, strict=True)]
-        cell = self.layer.cell
-        chain = UnrolledChain(cell, x, before, ctx.parameters, wanted, memory, self.where)
-        # Comparing causes a sync, so it is done once, and again after the cell changes (its mode, a rate, a mask). It
-        # finds cells that draw random numbers, count calls or mix rows; a single step does not show the latter.
-        now = held_marks(cell)
-        if not (unchanged(ctx.held, now) and unchanged(ctx.held, self._compared)):
-            within = max(self.attachment.engine.outputs_within(s.dtype) for s in states)
-            check_batched_states(chain.after, states, self.where, within)
-            self._compared = now if len(x) > 1 else []
-        return chain
-
 
 class _Context(FunctionCtx):
     recorder: CellRecorder
     parts: int
     parameters: Sequence[Tensor]
     versions: Sequence[int]
-    held: Marks
     passes: Sequence[object]
     autocast: torch.autocast
     needs_input_grad: tuple[bool, ...]
@@ -166,18 +135,17 @@ class _UnrollFunction(torch.autograd.Function):
     def forward(ctx: _Context, recorder: CellRecorder, parts: int, x: Tensor, *rest: Tensor) -> tuple[Tensor, ...]:
         cell = recorder.layer.cell
         ctx.recorder, ctx.parts, ctx.autocast = recorder, parts, autocast_now(x)
-        before = marks_of([x, *rest, *cell.buffers()])
-        at, random = recorder.attachment, RandomState.of(x.device)
+        given = [x, *rest, *cell.buffers()]
+        before = _marks(given)
+        at = recorder.attachment
         recurrence = Recurrence(x, rest[:parts], rest[parts:], None, cell, memory=at.memory, paths=[at.path])
         out, finals, others, ctx.passes = run(at.engine, recurrence)
-        if not unchanged(before, marks_of([x, *rest, *cell.buffers()])):
+        if _marks([x, *rest, *cell.buffers()]) != before:
             raise ChainError(
                 f"{recorder.where} changes its input, its state, a parameter or a buffer: an engine runs it again in "
                 "the backward pass, which would change them once more. Compute new tensors instead, and keep "
                 "statistics outside of the cell."
             )
-        # A cell that has drawn random numbers must be compared in every pass.
-        ctx.held = unlike_any() if random.moved else held_marks(cell)
         # Not saved by autograd: saved-tensor hooks may return other tensors, but the cell runs again with its own
         # parameters. Detached aliases: assigning a parameter's ``data`` between the passes does not change them.
         ctx.parameters = [p.detach() for p in rest[parts:]]
@@ -190,9 +158,8 @@ class _UnrollFunction(torch.autograd.Function):
     @staticmethod
     def backward(ctx: _Context, cotangent: Tensor | None, *finals: Tensor | None) -> tuple[Tensor | None, ...]:
         refuse_second_derivatives()
-        recorder, parts = ctx.recorder, ctx.parts
-        path = recorder.attachment.path
-        where = path or "the cell layer"
+        at, cell, parts = ctx.recorder.attachment, ctx.recorder.layer.cell, ctx.parts
+        where = at.path or "the cell layer"
         refuse_batched((cotangent, *finals), where)
         check_finite((cotangent, *finals), where)
         x, *rest = saved(ctx, where)
@@ -201,13 +168,18 @@ class _UnrollFunction(torch.autograd.Function):
             raise CHANGED_IN_PLACE.error(where=where)
         outputs = (cotangent, *[None] * (parts - 1))
         direct = tuple(_with_final(*part) for part in zip(outputs, finals, states, strict=True))
+        wanted = ctx.needs_input_grad[3 + parts :]
         with ctx.autocast:
-            chain = recorder.chain(ctx, x, first, states)
+            before = [torch.cat([f.unsqueeze(0), s[:-1]]) for f, s in zip(first, states, strict=True)]
+            chain = UnrolledChain(cell, x, before, parameters, wanted, at.memory, ctx.recorder.where)
+            # Finds cells that draw random numbers, count calls, mix rows, or have changed (their mode, a rate, a mask).
+            within = max(at.engine.outputs_within(s.dtype) for s in states)
+            check_batched_states(chain.after, states, ctx.recorder.where, within, wait=at.path not in at.solved)
             chain.forward_pass = ctx.passes[0] if ctx.passes else None
-            gradients = recorder.attachment.solve(chain, direct)
+            gradients = at.solve(chain, direct)
         given = *gradients.inputs, *gradients.initial, *gradients.parameters
         check_made_finite(given, where)
-        recorder.attachment.solved.add(path)
+        at.solved.add(at.path)
         return None, None, *given
 
 
@@ -217,3 +189,8 @@ def _with_final(e: Tensor | None, final: Tensor | None, like: Tensor) -> Tensor:
     if final is not None:
         e[-1] += final
     return e
+
+
+def _marks(tensors: Iterable[Tensor]) -> list[tuple[int, int]]:
+    """Return the identities of tensors, which must stay alive, and their version counters."""
+    return [(id(tensor), version(tensor)) for tensor in tensors]

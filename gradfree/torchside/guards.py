@@ -1,16 +1,15 @@
-"""Checks that refuse unsupported passes, and version marks that show whether values have changed."""
+"""Checks that refuse unsupported passes."""
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Iterable
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.autograd.function import FunctionCtx
 
 from gradfree import errors
-from gradfree.torchside.private import is_one_of_many, other_pass, transforms_active, version
+from gradfree.torchside.private import assert_on_device, is_one_of_many, other_pass, transforms_active
 
 
 def refuse_second_derivatives() -> None:
@@ -66,30 +65,25 @@ def _finite(tensors: Iterable[Tensor | None]) -> bool:
     return all(t is None or bool(t.isfinite().all()) for t in tensors)
 
 
-Marks = list[tuple[object, int]]
-"""For each value its identity and, if it is a tensor, its version counter."""
+def refuse_other_values(actual: Tensor, expected: Tensor, rounding: float, message: str, wait: bool = False) -> None:
+    """Raise if values that were computed again differ from those of the forward pass, unless these are not finite.
 
+    On a GPU this is an assertion on the device, so that the host does not wait.
 
-def marks_of(values: Iterable[object]) -> Marks:
-    """Return the marks of ``values``."""
-    return [(weakref.ref(v), version(v)) if isinstance(v, Tensor) else (v, 0) for v in values]
-
-
-def unchanged(marks: Marks, others: Marks) -> bool:
-    """Return whether two lists of marks belong to the same, unchanged values."""
-    return len(marks) == len(others) and all(a is b and m == n for (a, m), (b, n) in zip(marks, others, strict=True))
-
-
-def unlike_any() -> Marks:
-    """Return marks that differ from all others."""
-    return [(object(), 0)]
-
-
-def held_marks(cell: nn.Module) -> Marks:
-    """Return the marks of everything in the cell, besides parameters, that its output may depend on."""
-    values = [value for module in cell.modules() for value in vars(module).values()]
-    return marks_of(part for value in values for part in _parts(value) if not isinstance(part, nn.Parameter))
-
-
-def _parts(value: object) -> Iterable[object]:
-    return value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else [value]
+    Args:
+        actual: the new values.
+        expected: the values of the forward pass.
+        rounding: the largest difference allowed, relative to the largest expected value.
+        message: of the error.
+        wait: whether the host waits, for an error on a GPU that tells where it happened.
+    """
+    if not expected.numel():
+        return
+    largest = expected.abs().amax()
+    same = ((actual - expected).abs_().amax() <= rounding * largest) | ~largest.isfinite()
+    if wait and not same:
+        raise errors.ChainError(message)
+    try:
+        assert_on_device(same, message)
+    except RuntimeError:  # A CPU raises at once.
+        raise errors.ChainError(message) from None

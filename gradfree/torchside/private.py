@@ -177,13 +177,17 @@ def global_hooks(*kinds: str) -> bool:
     return any(getattr(module, f"_global_{kind}_hooks", None) for kind in kinds)
 
 
-_assert_async = _private("torch._assert_async", "outputs of a row on a GPU are not compared with those of the pass")
+_assert_async = _private("torch._assert_async", "the host waits while what runs again is compared with the pass")
 
 
 def assert_on_device(condition: Tensor, message: str) -> None:
-    """Raise on the device if ``condition`` is false, without waiting for it; does nothing if torch lacks this."""
-    if _assert_async is not None:
-        _assert_async(condition, message)
+    """Raise on the device if ``condition`` is false, without waiting; wait if torch or the device lacks this."""
+    with suppress(NotImplementedError):
+        if _assert_async is not None:
+            _assert_async(condition, message)
+            return
+    if not condition:
+        raise RuntimeError(message)
 
 
 has_global_hook: Callable[[], bool] = _needed(

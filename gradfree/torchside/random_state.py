@@ -1,4 +1,4 @@
-"""Random states: save, compare and restore them."""
+"""Random states: save and restore them."""
 
 from __future__ import annotations
 
@@ -26,13 +26,6 @@ class RandomState:
     def of(cls, device: torch.device) -> RandomState:
         """Return the current state."""
         return cls(device, torch.get_rng_state(), random_state(device))
-
-    @property
-    def moved(self) -> bool:
-        """Whether random numbers have been drawn since then."""
-        now = RandomState.of(self.device)
-        same = torch.equal(now.cpu, self.cpu)
-        return not (same and (self.own is None or now.own is None or torch.equal(now.own, self.own)))
 
     def restore(self) -> None:
         """Go back to this state."""

@@ -1,6 +1,7 @@
 """Cells that cannot run on all steps as one batch, or that change their inputs or buffers, are refused."""
 
 import pickle
+from collections import UserDict
 from types import SimpleNamespace
 
 import pytest
@@ -135,7 +136,7 @@ def test_a_cell_is_compared_again_after_it_has_changed(change, options):
         assert "gives other states when it runs" in refusal(task.gradients)
 
 
-@pytest.mark.parametrize("held", [lambda mask: {0: mask}, lambda mask: [mask]])
+@pytest.mark.parametrize("held", [lambda mask: {0: mask}, lambda mask: [mask], lambda mask: UserDict({0: mask})])
 def test_a_cell_that_is_changed_between_its_passes_is_refused(held):
     """Example: locked dropout draws a mask for each sequence; an earlier backward pass would use the later mask."""
     task = Task("leaky", 5)
