@@ -9,6 +9,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
+from gradfree.algebra.cotangents import Factor, is_number
 from gradfree.devices.hardware import runs_triton
 
 # Steps in a chunk. Shorter chunks need more levels, longer ones more operations in each level.
@@ -50,6 +51,15 @@ def scan(terms: Tensor, factors: Tensor, reverse: bool = False) -> Tensor:
         factors = factors.expand_as(terms[0]).contiguous()
     _solve(terms, factors.expand_as(terms), y, reverse)
     return y
+
+
+def scan_along(terms: Tensor, factor: Factor) -> Tensor:
+    """Solve δ_t = terms_t + δ_{t+1} K_{t+1}, with K the same number or tensor for all links, or one for each."""
+    if is_number(factor, 0.0):
+        return terms
+    if not isinstance(factor, Tensor):
+        factor = torch.full((), factor, dtype=torch.promote_types(terms.dtype, torch.float32), device=terms.device)
+    return scan(terms, factor, reverse=True)
 
 
 @cache

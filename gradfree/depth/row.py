@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
 from operator import is_
-from typing import Any, NamedTuple, cast
+from threading import local
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -22,8 +23,7 @@ from gradfree.depth.row_chain import RowChain
 from gradfree.devices.costs import batch_pays
 from gradfree.errors import ChainError
 from gradfree.rows.alike import first_line, why_no_row
-from gradfree.rows.batch import call
-from gradfree.rows.structure import Structures, tensors_of
+from gradfree.rows.structure import call, structure_of, tensors_of
 from gradfree.torchside.graph import may_write, walk
 from gradfree.torchside.guards import refuse_batched, refuse_second_derivatives, saved
 from gradfree.torchside.hooks import spare_hooks
@@ -43,37 +43,45 @@ _PLANS = 16
 """How many decisions a row stores, one for each combination of input, modes and trained parameters."""
 
 
-class _Plan(NamedTuple):
+class RowPlan(local):
     """How to solve a row.
 
-    Attributes:
-        structures: copies of the block without its numbers, one per thread.
+    Args:
+        structure: a copy of a block without its numbers.
         residual: K of each block, one number.
+
+    Attributes:
+        structure: a copy of it for this thread: a functional call replaces its tensors while it runs.
     """
 
-    structures: Structures
-    residual: float
+    def __init__(self, structure: nn.Module, residual: float):
+        self.structure, self.residual = structure_of(structure), residual
 
 
 class _Context(FunctionCtx):
-    row: SequentialRow
-    plan: _Plan
+    chain: RecordedChain
+    plan: RowPlan
     parameters: Sequence[Tensor]
     path: str
     needs_input_grad: tuple[bool, ...]
 
 
 class _Blocks(Function):
-    """(row, plan of the pass, the blocks' tensors in a list, h_0, trained parameters) -> h_L."""
+    """(chain, plan of the pass, the blocks' tensors in a list, h_0, trained parameters) -> h_L."""
 
     @staticmethod
     def forward(
-        ctx: _Context, row: SequentialRow, plan: _Plan, tensors: Sequence[Tensor], state: Tensor, *parameters: Tensor
+        ctx: _Context,
+        chain: RecordedChain,
+        plan: RowPlan,
+        tensors: Sequence[Tensor],
+        state: Tensor,
+        *parameters: Tensor,
     ) -> Tensor:
         """Run the blocks without a graph; keep the states between them."""
         ctx.set_materialize_grads(False)
         states = [state]
-        for path, block in row.blocks:
+        for path, block in chain.blocks.items():
             given = states[-1]
             # Not block(given): the recorder's hooks would cost as much as a small block. There are no other hooks.
             before, out = version(given), block.forward(given)
@@ -84,7 +92,7 @@ class _Blocks(Function):
             if version(given) != before:
                 raise ChainError(f"{path} changes its state in place. Attach with batched=False.")
             states.append(out.detach())
-        ctx.row, ctx.plan, ctx.parameters, ctx.path = row, plan, parameters, row.blocks[0][0]
+        ctx.chain, ctx.plan, ctx.parameters, ctx.path = chain, plan, parameters, next(iter(chain.blocks))
         ctx.save_for_backward(*states, *tensors)
         # The model may change the state that it gets in place.
         return states[-1].clone()
@@ -97,12 +105,17 @@ class _Blocks(Function):
             return (None,) * len(ctx.needs_input_grad)
         refuse_batched([cotangent], ctx.path)
         found = saved(ctx, f"the blocks from {ctx.path} on")
-        row, parameters = ctx.row, ctx.parameters
+        chain, plan, parameters = ctx.chain, ctx.plan, ctx.parameters
         if not keeps_graph():
-            del ctx.row  # Avoids a reference cycle: the row leads to the container, which may store the output.
-        initial, *gradients = row.solve(ctx.plan, parameters, found, ctx.needs_input_grad[3], cotangent)
-        spare_hooks(hooks_of(p) for p, g in zip(parameters, gradients, strict=True) if g is None)
-        return None, None, None, initial, *gradients
+            del ctx.chain  # Avoids a reference cycle: the chain leads to the blocks, which may store the output.
+        paths, names = list(chain.blocks), list(tensors_of(plan.structure))
+        states, tensors = found[: len(paths) + 1], found[len(paths) + 1 :]
+        columns = {name: tensors[n :: len(names)] for n, name in enumerate(names)}
+        row = RowChain(chain, plan.structure, columns, parameters, states, plan.residual, ctx.needs_input_grad[3])
+        solved = chain.attachment.solve(row, [*[None] * (len(paths) - 1), cotangent])
+        chain.attachment.solved.update(paths)
+        spare_hooks(hooks_of(p) for p, g in zip(parameters, solved.parameters, strict=True) if g is None)
+        return None, None, None, solved.initial, *solved.parameters
 
 
 class SequentialRow:
@@ -113,7 +126,7 @@ class SequentialRow:
         container: the ``nn.Sequential``.
     """
 
-    _plans: dict[Hashable, _Plan | str]
+    _plans: dict[Hashable, RowPlan | str]
     _modules: list[nn.Module]
     _watched: list[Mapping[str, Any]]
     _known: list[Any]
@@ -155,7 +168,8 @@ class SequentialRow:
             return self._one_by_one(input)
         self._chain.check(self.blocks[0][1])
         self._watch_again_if_changed()
-        found = self._tensors()
+        # In the order of tensors_of().
+        found = [t for m in self._modules for own in (m._parameters, m._buffers) for t in own.values()]
         plan = self._plan(input, found)
         if isinstance(plan, str):
             if self._chain.attachment.batched is True:
@@ -166,29 +180,7 @@ class SequentialRow:
             return self._one_by_one(input)
         tensors = [t for t in found if t is not None]
         parameters = list({id(t): t for t in tensors if t.requires_grad}.values())
-        return _Blocks.apply(self, plan, tensors, input, *parameters)
-
-    def solve(
-        self, plan: _Plan, parameters: Sequence[Tensor], found: Sequence[Tensor], initial: bool, cotangent: Tensor
-    ) -> Sequence[Cotangent]:
-        """Return the gradients of h_0 and the parameters.
-
-        Args:
-            plan: the plan of the pass.
-            parameters: the parameters that need a gradient.
-            found: the saved states, and after them the blocks' tensors.
-            initial: whether h_0 needs a gradient.
-            cotangent: of h_L.
-        """
-        count, chain = len(self.blocks), self._chain
-        states, tensors = found[: count + 1], found[count + 1 :]
-        structure = plan.structures.get()
-        names = list(tensors_of(structure))
-        columns = {name: tensors[n :: len(names)] for n, name in enumerate(names)}
-        row = RowChain(chain, structure, columns, parameters, states, plan.residual, initial)
-        gradients = chain.attachment.solve(row, [*[None] * (count - 1), cotangent])
-        chain.attachment.solved.update(path for path, _ in self.blocks)
-        return gradients.initial, *gradients.parameters
+        return _Blocks.apply(self._chain, plan, tensors, input, *parameters)
 
     def _can_skip_hooks(self, state: Tensor) -> bool:
         """Return whether a pass with this input may run without the recorder's hooks."""
@@ -204,11 +196,7 @@ class SequentialRow:
             and (state.requires_grad or any(t.requires_grad for t in self._container.parameters()))
         )
 
-    def _tensors(self) -> list[Tensor | None]:
-        """Return the blocks' parameters and buffers, in the order of :func:`tensors_of`."""
-        return [t for m in self._modules for own in (m._parameters, m._buffers) for t in own.values()]
-
-    def _plan(self, state: Tensor, tensors: Sequence[Tensor | None]) -> _Plan | str:
+    def _plan(self, state: Tensor, tensors: Sequence[Tensor | None]) -> RowPlan | str:
         """Return the plan of this pass, or a string: why the blocks run one by one."""
         hooked = has_global_hook() or any(len(hooks) != count for hooks, count in self._hooks)
         replaced = any("forward" in vars(module) for module in self._modules)
@@ -225,13 +213,12 @@ class SequentialRow:
             self._plans = dict(list(self._plans.items())[-_PLANS:]) | {key: self._make_plan(state)}
         return self._plans[key]
 
-    def _make_plan(self, state: Tensor) -> _Plan | str:
+    def _make_plan(self, state: Tensor) -> RowPlan | str:
         """Return a new plan, from one run of the block's copy on a batch without samples, or why there is none."""
         blocks, declared = [block for _, block in self.blocks], self._chain.attachment.batched is True
         if reason := why_no_row(blocks, declared):
             return reason
-        structures = Structures(blocks[0])
-        structure = structures.get()
+        structure = structure_of(blocks[0])
         tensors = {name: t.detach().requires_grad_(t.requires_grad) for name, t in tensors_of(blocks[0]).items()}
         # The graph is the same for every batch size, so a batch without samples shows it.
         given = torch.empty_like(state[:0] if state.dim() > 1 else state).requires_grad_()
@@ -256,7 +243,7 @@ class SequentialRow:
         nodes, parameters = len(graph.nodes), sum(p.numel() for p in structure.parameters())
         if not declared and not batch_pays(state.device, nodes, parameters, nodes * state.numel()):
             return "a batch of such blocks would take longer"
-        return _Plan(structures, 0.0 if isinstance(factor, Tensor) else factor)
+        return RowPlan(structure, 0.0 if isinstance(factor, Tensor) else factor)
 
     def _watch(self) -> None:
         """Store the modules and attributes of the blocks, to notice changes; drop all plans of rows."""

@@ -1,14 +1,15 @@
-"""Copies of a block with its structure, but without its numbers and hooks."""
+"""Copies of a block with its structure, but without its numbers and hooks, and calls of them with other numbers."""
 
 from __future__ import annotations
 
 import copy
 from collections import OrderedDict
-from threading import get_ident
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks", "_state_dict_hooks")
 
@@ -35,20 +36,8 @@ def tensors_of(block: nn.Module) -> dict[str, Tensor]:
     }
 
 
-class Structures:
-    """The structure of one block, with a copy per thread: a functional call replaces its tensors while it runs.
-
-    Args:
-        block: copied in its current state.
-    """
-
-    def __init__(self, block: nn.Module):
-        self._block = structure_of(block)
-        self._copies: dict[int, nn.Module] = {}
-
-    def get(self) -> nn.Module:
-        """Return this thread's copy."""
-        thread = get_ident()
-        if thread not in self._copies:
-            self._copies[thread] = structure_of(self._block)
-        return self._copies[thread]
+def call(structure: nn.Module, tensors: Mapping[str, Tensor], x: Tensor) -> Tensor:
+    """Return the output of ``structure`` for ``x`` with these parameters and buffers, with a graph."""
+    with torch.enable_grad(), torch.autocast(x.device.type, enabled=False):
+        out: Tensor = functional_call(structure, dict(tensors), (x,))
+        return out

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from gradfree.algebra.block_scan import Blocks
 from gradfree.algebra.cotangents import Factor, is_number, plus
-from gradfree.algebra.time_scan import scan
+from gradfree.algebra.time_scan import scan_along
 from gradfree.chains.chain import Chain, ChainGradients
 from gradfree.chains.memory import Memory, running_mean
 from gradfree.chains.survey import LinkFindings, share
@@ -98,7 +98,8 @@ class TimeChain(Chain):
 
     def scan(self, terms: State, factors: SplitJacobian) -> State:
         """Solve δ_t = terms_t + δ_{t+1} K_{t+1}, separately for each part."""
-        return tuple(scan_steps(part, factor) for part, factor in zip(terms, factors.known, strict=True))
+        pairs = zip(terms, factors.known, strict=True)
+        return tuple(None if part is None else scan_along(part, factor) for part, factor in pairs)
 
     def pull(self, direct: State, delta: State, factors: SplitJacobian) -> State:
         """Return e_t + δ_{t+1} (F_{t+1} - K_{t+1}) for all t at once."""
@@ -153,15 +154,6 @@ class TimeChain(Chain):
 
 def _minus(a: Factor, b: Factor) -> Factor:
     return a if is_number(b, 0.0) else a - b
-
-
-def scan_steps(terms: Tensor | None, factor: Factor) -> Tensor | None:
-    """Solve δ_t = terms_t + δ_{t+1} K_{t+1}."""
-    if terms is None or is_number(factor, 0.0):
-        return terms
-    if not isinstance(factor, Tensor):
-        factor = torch.full((), factor, dtype=torch.promote_types(terms.dtype, torch.float32), device=terms.device)
-    return scan(terms, factor, reverse=True)
 
 
 def shifted_sum(direct: Tensor | None, rest_vjp: Tensor | None) -> Tensor | None:

@@ -12,8 +12,8 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import gradfree
+from gradfree.depth.row import RowPlan
 from gradfree.errors import ChainError
-from gradfree.rows.structure import Structures
 from gradfree.testing.cases.models import LayeredModel, Plain, PostLN, assert_equal_gradients, gradients
 from gradfree.torchside.graph import walk
 
@@ -206,8 +206,16 @@ def test_a_refused_pass_leaves_the_next_pass_exact(why):
     assert_equal_gradients(actual, gradients(model, lambda: model(x)))
 
 
+def test_outputs_are_compared_on_devices_without_assertions_too(monkeypatch):
+    def missing(*_):
+        raise NotImplementedError
+
+    monkeypatch.setattr("gradfree.torchside.private._assert_async", missing)
+    test_a_refused_pass_leaves_the_next_pass_exact("batched=False")
+
+
 def test_each_thread_has_its_own_structure():
-    structures = Structures(Plain())
+    plan = RowPlan(Plain(), 0.0)
     with ThreadPoolExecutor(1) as pool:
-        assert pool.submit(structures.get).result() is not structures.get()
-    assert structures.get() is structures.get()
+        assert pool.submit(lambda: plan.structure).result() is not plan.structure
+    assert plan.structure is plan.structure
