@@ -38,11 +38,6 @@ class Backprop(Engine):
         """Return the engine that batches recurrent layers over time, and the one that leaves everything to autograd."""
         return (cls(), cls(plain=True))
 
-    @property
-    def reads_states(self) -> bool:
-        """False: backpropagation only needs the graphs."""
-        return False
-
     def leave_to_torch(self, call: LayerCall) -> Sequence[Callable[[], None]] | None:
         """Leave no call to torch, but warn if torch's own kernel is faster."""
         if call.length > 1 and own_kernel_is_faster(call.mode, call.length, call.like, call.packed):

@@ -205,11 +205,6 @@ class Solver(ABC):
         return None
 
     @property
-    def reads_states(self) -> bool:
-        """Whether the engine reads the values of all states of a chain of layers, not only their graphs."""
-        return True
-
-    @property
     def forwards(self) -> Sequence[Any]:
         """The engine's own :class:`~gradfree.time.forward.Forward` objects, best first; if none applies, torch runs."""
         return ()

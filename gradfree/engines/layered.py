@@ -27,11 +27,6 @@ class LayerEngine(Engine):
         return kind.of_layers
 
     @property
-    def reads_states(self) -> bool:
-        """False: the tensors that autograd saves are enough."""
-        return False
-
-    @property
     def runs_again(self) -> bool:
         """Whether the engine runs layers with weights once more in the backward pass."""
         return self.streams

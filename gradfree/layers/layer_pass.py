@@ -61,8 +61,7 @@ class LayeredPass(DepthPass):
         self._data = [p.detach() for p in self.parameters]
         self._random: dict[str, tuple[RandomState, bool]] = {}
         self._streamed = 0
-        engine = chain.attachment.engine
-        self._streams, self._reads_states = engine.streams, engine.reads_states
+        self._streams = chain.attachment.engine.streams
         self.roles: list[Role] = []
         self._paths: set[str] = set()
         self.first = next(iter(chain.blocks))
@@ -97,9 +96,8 @@ class LayeredPass(DepthPass):
     def leave(self, link: Link, before: Tensor) -> Sequence[Tensor]:
         """Record ``link``, and free what is not needed any more.
 
-        If the engine streams, this frees the states and graphs of all layers before the last one with weights. If the
-        engine does not read states, it frees states between a layer and its activation; autograd keeps what
-        derivatives need.
+        This frees states between a layer and its activation; autograd keeps what derivatives need. If the engine
+        streams, it also frees the states and graphs of all layers before the last one with weights.
 
         Raises:
             ChainError: a layer registered as without weights has used parameters, which would get no gradient.
@@ -118,7 +116,7 @@ class LayeredPass(DepthPass):
             for i in range(self._streamed, index):
                 self._drop_values(i, without_graph(self.links[i]))
             self._streamed = index
-        elif not self._reads_states and role in ACTIVATION and index and not keeps_state(self.links[index - 1].block):
+        elif role in ACTIVATION and index and not keeps_state(self.links[index - 1].block):
             self._drop_values(index - 1, without_values(self.links[index - 1]))
         return outputs
 

@@ -59,11 +59,6 @@ class OrthogonalEngine(Engine):
         """Whether there are running means to average over ranks: those of a learnt temperature."""
         return self.temperature == LEARNT
 
-    @property
-    def reads_states(self) -> bool:
-        """False: the tensors that autograd saves are enough."""
-        return False
-
     def without_temperature(self, chain: LayerChain, direct: Sequence[Cotangent]) -> Sequence[Cotangent]:
         """Return the cotangents of the error without the factor T, and report T and the drift of the weights."""
         if weights := list(matrices({link.path: link.block for link in chain.links}).values()):
@@ -78,13 +73,11 @@ class OrthogonalEngine(Engine):
     def after_step(self, memory: Memory) -> AfterStep:
         """Return a function that retracts the weights, and updates a learnt temperature."""
         retraction = Retraction(memory.of("retraction"), self.orthogonalize_every, self.orthogonalize_steps)
+        temperature = Temperature(memory, self.temperature)
 
         def retract(blocks: Mapping[str, nn.Module], steps: int) -> None:
             retraction.after_step(blocks, steps)
-            *_, last = blocks.values()
-            for hook in last._forward_hooks.values():
-                if isinstance(hook, Temperature):
-                    hook.after_step()
+            temperature.after_step()
 
         return retract
 
