@@ -83,7 +83,7 @@ class CellChain(TimeChain):
         initial = tuple(self.cell.initial_cotangent(delta))
         # The cached Jacobians are overwritten, so the cache is dropped: a later access recomputes them.
         cell = vars(self).pop("cell")
-        hidden = cell.hidden_cotangent_inplace(delta)
+        hidden = cell.hidden_cotangent(delta)
         of_x, of_w_ih, of_w_hh, *of_biases = self.wanted
         of_b_ih, of_b_hh = of_biases or (False, False)
         w_hh = _product(hidden[1:], self.out[:-1]).addmm_(hidden[0].t(), self.first[0]) if of_w_hh else None

@@ -29,8 +29,6 @@ State = tuple[Any, ...]
 
 _Self = TypeVar("_Self", bound="Linearised")
 
-ALL = slice(None)
-
 
 class Links(ABC):
     """Links whose VJPs are computed step by step, for any number of steps and sequences."""
@@ -59,6 +57,9 @@ class Linearised(Links):
     links: tuple[str, ...]
     """The names of the attributes that, with W_hh, define F_t: tensors (T, B, ...)."""
 
+    factors: Tensor
+    """The cotangents of Q's n parts are these, (T, B, n, H), times what :meth:`sources` returns."""
+
     def __init__(self, weight: Tensor):
         self.weight = weight
 
@@ -83,16 +84,17 @@ class Linearised(Links):
         parts = list(self.cross_terms(delta, steps))
         for n, (part, d) in enumerate(zip(delta, diagonal, strict=True)):
             parts[n] = plus(parts[n], times(_at(part, steps), _at(d, steps)))
-        parts[0] = plus(self.hidden_cotangent(delta, steps) @ self.weight, parts[0])
+        hidden = (self.factors[steps] * self.sources(delta, steps)).flatten(-2)
+        parts[0] = plus(hidden @ self.weight, parts[0])
         return tuple(parts)
 
-    @abstractmethod
-    def hidden_cotangent(self, delta: State, steps: slice = ALL) -> Tensor:
-        """Return the cotangent of Q at ``steps``, (T, B, gates · H)."""
+    def sources(self, delta: State, steps: slice) -> Tensor:
+        """Return the cotangents at ``steps`` that reach Q's parts, (T, B, n, H); by default that of h' for all."""
+        return delta[0][steps].unsqueeze(-2)
 
-    @abstractmethod
-    def hidden_cotangent_inplace(self, delta: State) -> Tensor:
-        """Return :meth:`hidden_cotangent` at all steps in the memory of :attr:`links`, which are invalid after it."""
+    def hidden_cotangent(self, delta: State) -> Tensor:
+        """Return the cotangent of Q, (T, B, n · H), in the memory of :attr:`factors`, which are invalid after it."""
+        return self.factors.mul_(delta[0].unsqueeze(-2)).flatten(-2)
 
     def input_cotangent(self, delta: State, hidden: Tensor) -> Tensor:
         """Return the cotangent of P at all steps from ``hidden``, that of Q, which may be overwritten."""
@@ -114,33 +116,26 @@ class Linearised(Links):
 class LinearisedRNN(Linearised):
     """h' = tanh(P + Q) or ReLU(P + Q); nothing bypasses W_hh."""
 
-    links = ("slope",)
+    links = ("factors",)
     diagonal = (0.0,)
 
     def __init__(self, h: Tensor, relu: bool, weight: Tensor):
         super().__init__(weight)
-        self.slope = (h > 0).to(h.dtype) if relu else 1 - h * h
-
-    def hidden_cotangent(self, delta: State, steps: slice = ALL) -> Tensor:
-        """Return δ ⊙ φ'."""
-        return delta[0][steps] * self.slope[steps]
-
-    def hidden_cotangent_inplace(self, delta: State) -> Tensor:
-        """Return δ ⊙ φ' in the memory of φ'."""
-        return self.slope.mul_(delta[0])
+        slope = (h > 0).to(h.dtype) if relu else 1 - h * h
+        self.factors = slope.unsqueeze(-2)
 
     def unit_blocks(self, carried: bool) -> Blocks:
         """Return diag(φ') diag(W_hh)."""
-        return [[None if carried else self.slope * self.weight.diagonal()]]
+        return [[None if carried else _sum_on_diagonals(self.factors, self.weight)]]
 
     def jacobians(self, steps: slice) -> Tensor:
         """Return diag(φ') W_hh."""
-        return _at_least_float32(self.slope[steps]).unsqueeze(-1) * self.weight
+        return _sum_of_scaled(self.factors[steps], self.weight)
 
     def unroll(self, direct: State, entering: Sequence[Tensor] | None = None) -> State:
         """Return the exact δ."""
         delta = _with_entering(direct[0].clone(), entering, 0)
-        steps, slopes = delta.unbind(0), self.slope.unbind(0)
+        steps, slopes = delta.unbind(0), self.factors.squeeze(-2).unbind(0)
         for t in range(len(steps) - 1, 0, -1):
             steps[t - 1].addmm_(steps[t] * slopes[t], self.weight)
         return (delta,)
@@ -169,14 +164,6 @@ class LinearisedGRU(Linearised):
     def diagonal(self) -> tuple[Factor, ...]:
         """The update gate."""
         return (self.carry,)
-
-    def hidden_cotangent(self, delta: State, steps: slice = ALL) -> Tensor:
-        """Return δ times the three factors."""
-        return (self.factors[steps] * delta[0][steps].unsqueeze(-2)).flatten(-2)
-
-    def hidden_cotangent_inplace(self, delta: State) -> Tensor:
-        """Return δ times the three factors, in their memory."""
-        return self.factors.mul_(delta[0].unsqueeze(-2)).flatten(-2)
 
     def input_cotangent(self, delta: State, hidden: Tensor) -> Tensor:
         """Return Q's cotangent, except that of n, where Q_n has the factor r and P_n does not."""
@@ -224,19 +211,21 @@ class LinearisedLSTM(Linearised):
         """The forget gate, for c only."""
         return 0.0, self.carry
 
-    def hidden_cotangent(self, delta: State, steps: slice = ALL) -> Tensor:
-        """Return the cotangents of c' (including the path through h') and of h' times the four factors."""
-        h, cell = delta[0][steps], delta[1]
-        whole = h * self.out[steps] if cell is None else torch.addcmul(cell[steps], h, self.out[steps])
-        return (self.factors[steps] * torch.stack([whole, whole, whole, h], -2)).flatten(-2)
+    def sources(self, delta: State, steps: slice) -> Tensor:
+        """Return the cotangents of c', c', c' and h'."""
+        of_c = self._of_cell(delta, steps)
+        return torch.stack([of_c, of_c, of_c, delta[0][steps]], -2)
 
-    def hidden_cotangent_inplace(self, delta: State) -> Tensor:
-        """Return :meth:`hidden_cotangent` in the memory of the factors."""
-        h, cell = delta
-        whole = h * self.out if cell is None else torch.addcmul(cell, h, self.out)
-        self.factors[..., :3, :].mul_(whole.unsqueeze(-2))
-        self.factors[..., 3, :].mul_(h)
+    def hidden_cotangent(self, delta: State) -> Tensor:
+        """Return the cotangent of Q, in the memory of the factors."""
+        self.factors[..., :3, :].mul_(self._of_cell(delta, slice(None)).unsqueeze(-2))
+        self.factors[..., 3, :].mul_(delta[0])
         return self.factors.flatten(-2)
+
+    def _of_cell(self, delta: State, steps: slice) -> Tensor:
+        """Return the cotangent of c', including the path through h'."""
+        h, cell = delta[0][steps], delta[1]
+        return h * self.out[steps] if cell is None else torch.addcmul(cell[steps], h, self.out[steps])
 
     def cross_terms(self, delta: State, steps: slice) -> State:
         """Return the VJP from h' to c: δ ⊙ o ⊙ (1 - tanh²c') ⊙ f."""
