@@ -122,16 +122,13 @@ class DepthChain(Chain):
         """Return ``weight`` · K_i, read from each block's graph; see :attr:`~.link.Link.residual`."""
         if weight == 0.0:
             return self.constant(0.0)
-        factors = self._residuals()
+        with local_backward(span(self.links[::-1]), ()):
+            factors = [residual_of(before, link, self.declared) for before, link in self._shapes()]
         # Without a block that keeps the shape, no residual path can be expected.
         kept = any(before == link.out.shape for before, link in self._shapes())
         if self.requires_residual and self.declared is None and kept and all(is_number(f, 0.0) for f in factors):
             raise ChainError(NO_RESIDUAL.format(first=self.links[0].path, last=self.links[-1].path))
         return factors if weight == 1.0 else [f * weight for f in factors]
-
-    def _residuals(self) -> list[Factor]:
-        with local_backward(span(self.links[::-1]), ()):
-            return [residual_of(before, link, self.declared) for before, link in self._shapes()]
 
     def _shapes(self) -> list[tuple[torch.Size | None, Link]]:
         """Return each link with the shape of the state before it; ``None`` if that is no state of the chain."""

@@ -49,7 +49,8 @@ class Port:
     def take(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Taken:
         """Return the state, the other tensors that need a gradient, and a function that replaces them."""
         if len(args) == 1 and not kwargs and self.position == 0:
-            return _single_argument(args[0])
+            state = args[0]  # A short path for most blocks.
+            return Taken(state if isinstance(state, Tensor) else None, (), lambda other, _: ((other,), {}))
         given: dict[Any, Any] = dict(enumerate(args)) | kwargs
         key = next((k for k in (self.position, self.name) if k in given), next(iter(given), None))
         live = {k: v for k, v in given.items() if k != key and isinstance(v, Tensor) and v.requires_grad}
@@ -109,11 +110,6 @@ def register_port(block: type[nn.Module], port: type[Port]) -> None:
 def port_of(block: nn.Module) -> Port:
     """Return the port of ``block``: that of its class or of the nearest base class."""
     return next(_ports[kind] for kind in type(block).__mro__ if kind in _ports)(block)
-
-
-def _single_argument(state: Any) -> Taken:
-    """Return the arguments of a block that takes only its state: a short path for most blocks."""
-    return Taken(state if isinstance(state, Tensor) else None, (), lambda other, _: ((other,), {}))
 
 
 def _arguments(block: nn.Module) -> list[str]:

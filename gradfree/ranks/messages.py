@@ -32,10 +32,6 @@ def group_of(mesh: DeviceMesh | distributed.ProcessGroup | None) -> distributed.
     return distributed.group.WORLD if group is None else group  # type: ignore[return-value]
 
 
-class RankLost(ChainError):
-    """Another rank does not answer."""
-
-
 class Messages:
     """Sends and receives between the ranks of a process group, which hold the runs of one chain in its order.
 
@@ -114,7 +110,8 @@ class Messages:
         self, tensors: Sequence[Tensor], to: int, number: int, kind: int, what: str, extra: Any = None
     ) -> None:
         """Send tensors whose shapes the other rank does not know, with an object ``extra`` that can be pickled."""
-        for frame in _frames((_shapes(tensors), extra)):
+        shapes = [(tuple(tensor.shape), tensor.dtype) for tensor in tensors]
+        for frame in _frames((shapes, extra)):
             self._isend(frame, self._notes, to, _tag(number, kind), what)
         for tensor in tensors:
             self.send(tensor, to, number, kind, what)
@@ -151,7 +148,7 @@ class Messages:
         try:
             yield
         except RuntimeError as error:
-            raise RankLost(
+            raise ChainError(
                 f"rank {self._ranks[self.position]} waited for rank {self._ranks[other]} to send or receive {what}, "
                 f"but got no answer. It has ended, hangs or does something else: {error}"
             ) from error
@@ -159,10 +156,6 @@ class Messages:
 
 def _tag(number: int, kind: int) -> int:
     return number % _PASSES * _KINDS + kind
-
-
-def _shapes(tensors: Sequence[Tensor]) -> list[tuple[tuple[int, ...], torch.dtype]]:
-    return [(tuple(tensor.shape), tensor.dtype) for tensor in tensors]
 
 
 def _frames(note: Any) -> list[Tensor]:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import accumulate, pairwise
 
-from torch import Tensor, nn
+from torch import nn
 
 from gradfree.chains.site import Site
 from gradfree.errors import SHARED_WEIGHT, ChainError
 from gradfree.ranks.traced_use import traced_use
+from gradfree.rows.structure import tensors_of
 
 
 @dataclass(frozen=True)
@@ -60,7 +61,7 @@ def place(model: nn.Module, site: Site, count: int, costs: Sequence[float] | Non
     before, behind = traced_use(model, blocks)
     names: dict[int, str] = {}
     home: dict[str, int] = {}
-    for name, tensor in _tensors(model):
+    for name, tensor in tensors_of(model).items():
         block = next((path for path in blocks if name.startswith(f"{path}.")), None)
         first, last = _contains(before, name), _contains(behind, name)
         outside = 0 if (first if first != last else order[name.rpartition(".")[0]] < start) else count - 1
@@ -99,11 +100,3 @@ def balanced(costs: Sequence[float], count: int) -> list[range]:
 def _contains(paths: Iterable[str], name: str) -> bool:
     """Return whether ``name`` is one of ``paths``, or the name of a tensor inside of one."""
     return any(f"{name}.".startswith(f"{path}.") for path in paths)
-
-
-def _tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Yield parameters and buffers by all their names, in the order of ``state_dict``."""
-    for path, module in model.named_modules(remove_duplicate=False):
-        for name, tensor in (*module._parameters.items(), *module._buffers.items()):
-            if tensor is not None:
-                yield f"{path}.{name}" if path else name, tensor
