@@ -194,11 +194,7 @@ def _value(value: Any) -> Hashable:
 
 def _tensors(module: nn.Module) -> Hashable:
     return tuple(
-        (name, None if tensor is None else _layout(tensor))
+        (name, None if t is None else (type(t), t.shape, t.dtype, t.device, t.requires_grad))
         for named in (module._parameters, module._buffers)
-        for name, tensor in named.items()
+        for name, t in named.items()
     )
-
-
-def _layout(tensor: Tensor) -> Hashable:
-    return type(tensor), tensor.shape, tensor.dtype, tensor.device, tensor.requires_grad

@@ -94,7 +94,8 @@ class TimeChain(Chain):
         return d.mean((0, 1)) if self.valid is None else (d * self.valid).sum((0, 1)) / self.valid.sum()
 
     def _split(self, known: Sequence[Factor]) -> SplitJacobian:
-        return SplitJacobian(known, list(map(_minus, self.diagonal, known)))
+        pairs = zip(self.diagonal, known, strict=True)
+        return SplitJacobian(known, [d if is_number(k, 0.0) else d - k for d, k in pairs])
 
     def scan(self, terms: State, factors: SplitJacobian) -> State:
         """Solve δ_t = terms_t + δ_{t+1} K_{t+1}, separately for each part."""
@@ -150,10 +151,6 @@ class TimeChain(Chain):
     @abstractmethod
     def rearranged(self, change: Callable[[Tensor], Tensor]) -> Links:
         """Return the links with steps and sequences in another order: ``change`` of each (T, B, ...) tensor."""
-
-
-def _minus(a: Factor, b: Factor) -> Factor:
-    return a if is_number(b, 0.0) else a - b
 
 
 def shifted_sum(direct: Tensor | None, rest_vjp: Tensor | None) -> Tensor | None:
