@@ -54,7 +54,8 @@ def float64(device: str) -> Iterator[None]:
         torch.set_default_device(device)
     with torch.backends.cudnn.flags(enabled=True, deterministic=True), without_tf32():
         yield
-    torch.set_default_device(None)
+    if device != "cpu":
+        torch.set_default_device(None)
     torch.set_default_dtype(torch.float32)
 
 

@@ -29,7 +29,7 @@ from gradfree.torchside.guards import refuse_batched, refuse_second_derivatives,
 from gradfree.torchside.hooks import spare_hooks
 from gradfree.torchside.private import (
     Function,
-    has_global_hook,
+    global_hooks,
     hooks_of,
     is_compiled_around,
     keeps_graph,
@@ -198,7 +198,7 @@ class SequentialRow:
 
     def _plan(self, state: Tensor, tensors: Sequence[Tensor | None]) -> RowPlan | str:
         """Return the plan of this pass, or a string: why the blocks run one by one."""
-        hooked = has_global_hook() or any(len(hooks) != count for hooks, count in self._hooks)
+        hooked = global_hooks() or any(len(hooks) != count for hooks, count in self._hooks)
         replaced = any("forward" in vars(module) for module in self._modules)
         if hooked or replaced or list(self._container._modules.values()) != [block for _, block in self.blocks]:
             return "they have hooks or another forward"

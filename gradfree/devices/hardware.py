@@ -103,7 +103,7 @@ def set_random_state(device: torch.device, state: Tensor) -> None:
 
 def devices_in_use() -> list[torch.device]:
     """Return the accelerator's devices if it is initialized, else none; does not initialize it."""
-    kind = torch.accelerator.current_accelerator()
+    kind = _accelerator()
     if kind is None or not getattr(torch.get_device_module(kind), "is_initialized", lambda: True)():
         return []
     return [torch.device(kind.type, index) for index in range(torch.accelerator.device_count())]
@@ -115,8 +115,12 @@ def is_available(name: str) -> bool:
         kind = torch.device(name).type
     except RuntimeError:
         return False
-    accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    accelerator = _accelerator()
     return kind == "cpu" or (accelerator is not None and kind == accelerator.type)
+
+
+def _accelerator() -> torch.device | None:
+    return torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
 
 
 def description(device: torch.device | str) -> str:

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import GradientEdge, Node
 from torch.nn.modules import module
+from torch.utils.checkpoint import __file__ as checkpoint_file
 
 from gradfree.errors import ChainError
 
@@ -168,13 +169,16 @@ def shared_hooks(state: Tensor) -> OrderedDict[int, Any]:
     return hooks
 
 
+_KINDS = ("forward", "forward_pre", "backward", "backward_pre")
+
+
 def global_hooks(*kinds: str) -> bool:
-    """Return whether there are global module hooks of any of ``kinds``: "forward", "forward_pre", "backward", ...
+    """Return whether there are global module hooks of any of ``kinds``, by default of any kind.
 
     If torch stores them under another name, they are not found; then tensors in these hooks have no or partial
     gradients.
     """
-    return any(getattr(module, f"_global_{kind}_hooks", None) for kind in kinds)
+    return any(getattr(module, f"_global_{kind}_hooks", None) for kind in kinds or _KINDS)
 
 
 _assert_async = _private("torch._assert_async", "the host waits while what runs again is compared with the pass")
@@ -190,33 +194,42 @@ def assert_on_device(condition: Tensor, message: str) -> None:
         raise RuntimeError(message)
 
 
-has_global_hook: Callable[[], bool] = _needed(
-    "torch.nn.modules.module._has_any_global_hook", "sees hooks on all modules before it runs blocks as a row"
-)
-"""Return whether there is a global module hook."""
-
 # The context of a call: checkpoints, transforms, tracing, compilation.
 
-_saved_hooks = _needed(
-    "torch._C._autograd._top_saved_tensors_default_hooks", "distinguishes a checkpoint's second run from a pass"
+_saved_hooks = _private(
+    "torch._C._autograd._top_saved_tensors_default_hooks",
+    "checkpoints are recognised by their frames, which takes longer, and no blocks run as a row",
 )
 
 
 def recomputed() -> bool:
     """Return whether a checkpoint, ``use_reentrant=False``, is running its function again in a backward pass."""
-    top = _saved_hooks(False)
-    return top is not None and "_recomputation_hook" in getattr(top[0], "__qualname__", "")
+    return _checkpoint("_recomputation_hook", "unpack_hook")
 
 
 def checkpointed() -> bool:
     """Return whether a checkpoint, ``use_reentrant=False``, is running its function for the first time."""
-    top = _saved_hooks(False)
-    return top is not None and "_checkpoint_hook" in getattr(top[0], "__qualname__", "")
+    return _checkpoint("_checkpoint_hook", "checkpoint")
+
+
+def _checkpoint(hook: str, function: str) -> bool:
+    """Return whether the innermost hooks for saved tensors, or the innermost frame of a checkpoint, have this name."""
+    if _saved_hooks is not None:
+        top = _saved_hooks(False)
+        return top is not None and hook in getattr(top[0], "__qualname__", "")
+    frame: FrameType | None = sys._getframe()
+    # A reentrant checkpoint has no hooks, and runs its function in the method of an autograd function.
+    while frame and (frame.f_code.co_filename, frame.f_code.co_name) not in _CHECKPOINT_FRAMES:
+        frame = frame.f_back
+    return frame is not None and frame.f_code.co_name == function
+
+
+_CHECKPOINT_FRAMES = [(checkpoint_file, name) for name in ("unpack_hook", "checkpoint", "forward", "backward")]
 
 
 def saves_elsewhere() -> bool:
-    """Return whether hooks for saved tensors are on, such as those of a checkpoint around the model."""
-    return _saved_hooks(True) is not None
+    """Return whether hooks for saved tensors are on, such as those of a checkpoint around the model, or may be on."""
+    return _saved_hooks is None or _saved_hooks(True) is not None
 
 
 transforms_active: Callable[[], bool] = (

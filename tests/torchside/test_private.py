@@ -9,7 +9,7 @@ import pytest
 from gradfree.torchside.private import NAMES
 
 SCRIPT = Path(__file__).with_name("without_private.py")
-CASES = ("blocks", "a row", "GRU", "a cell", "layers")
+CASES = ("blocks", "checkpoints", "a row", "GRU", "a cell", "layers")
 
 
 @pytest.mark.processes

@@ -10,6 +10,7 @@ import traceback
 
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 
 def block(_):
@@ -27,6 +28,30 @@ class Blocks(nn.Module):
             x = x + block(x)
             total = total + x.pow(2).mean()
         return total
+
+
+class Checkpointed(Blocks):
+    """Has checkpoints around two blocks, and inside another."""
+
+    def __init__(self):
+        super().__init__()
+        self.blocks[2] = Inner()
+
+    def forward(self, x):
+        first, second, *others = self.blocks
+        x = checkpoint(lambda x: second(first(x)), x, use_reentrant=False)
+        for block in others:
+            x = x + block(x)
+        return x.pow(2).mean()
+
+
+class Inner(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = block(0)
+
+    def forward(self, x):
+        return x + checkpoint(self.layers, x, use_reentrant=False)
 
 
 class Recurrent(nn.Module):
@@ -57,6 +82,7 @@ def trained():
 
     cases = {
         "blocks": (Blocks, ["blocks"], "highway_bp", {"iterations": 3}),
+        "checkpoints": (Checkpointed, ["blocks"], "highway_bp", {"iterations": 3}),
         "a row": (lambda: nn.Sequential(*map(block, range(4))), None, "fixed_point", {"iterations": 3}),
         "GRU": (lambda: Recurrent(nn.GRU(4, 4)), None, "backprop", {}),
         "a cell": (lambda: Recurrent(gradfree.CellLayer(nn.GRUCell(4, 4))), None, "truncated", {"window": 9}),

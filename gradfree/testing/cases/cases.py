@@ -161,7 +161,7 @@ def isolated() -> Iterator[None]:
     """
     dtype = torch.get_default_dtype()
     cudnn = torch.backends.cudnn.flags(enabled=True, deterministic=True)
-    elsewhere = torch.get_default_device().type != "cpu"
+    elsewhere = torch.empty(0).device.type != "cpu"
     # The tensors are tiny, and threads that wait for each other make a busy machine crawl.
     with (
         torch.device("cpu") if elsewhere else nullcontext(),
