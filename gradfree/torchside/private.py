@@ -198,7 +198,7 @@ def assert_on_device(condition: Tensor, message: str) -> None:
 
 _saved_hooks = _private(
     "torch._C._autograd._top_saved_tensors_default_hooks",
-    "checkpoints are recognised by their frames, which takes longer, and no blocks run as a row",
+    "checkpoints are recognised by their frames, which takes longer; other hooks for saved tensors see states of a row",
 )
 
 
@@ -228,8 +228,10 @@ _CHECKPOINT_FRAMES = [(checkpoint_file, name) for name in ("unpack_hook", "check
 
 
 def saves_elsewhere() -> bool:
-    """Return whether hooks for saved tensors are on, such as those of a checkpoint around the model, or may be on."""
-    return _saved_hooks is None or _saved_hooks(True) is not None
+    """Return whether hooks for saved tensors are on, such as those of a checkpoint around the model."""
+    if _saved_hooks is None:
+        return recomputed() or checkpointed()
+    return _saved_hooks(True) is not None
 
 
 transforms_active: Callable[[], bool] = (
