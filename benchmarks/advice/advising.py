@@ -2,29 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from time import monotonic
 
 import torch
 from rich.console import Console
 from rich.text import Text
-from torch import nn
 
 from gradfree import list_engines
-from gradfree.benchmarks.advice.compiled import compiled_cost
-from gradfree.benchmarks.advice.contest import contest, rows_to_try
-from gradfree.benchmarks.advice.findings import contest_section
+from gradfree.benchmarks.advice.contest import COMPILED, compiled_cost, contest, rows_to_try
 from gradfree.benchmarks.advice.job import Job
-from gradfree.benchmarks.advice.recommendation import advise
-from gradfree.benchmarks.records.case import Row
+from gradfree.benchmarks.advice.recommendation import advise, contest_section
 from gradfree.benchmarks.records.environment import require
-from gradfree.benchmarks.records.provenance import Provenance
 from gradfree.benchmarks.records.records import record_of
 from gradfree.benchmarks.reports.publication import publish
 from gradfree.benchmarks.reports.report import SuiteReport
 from gradfree.benchmarks.sweeps.axes import Paths, listed
-from gradfree.benchmarks.tasks.imported import Builder, Imported
+from gradfree.benchmarks.tasks.imported import Imported
 from gradfree.chains.report import Report
 from gradfree.cli import UsageError
 from gradfree.registry import engine_class
@@ -58,7 +53,7 @@ def run(
     paths = listed(chains) or None
     console = Console()
     data = data or _loader_beside(model)
-    built = Builder.find(model).build()
+    built = Imported.find(model).build()
     reports, rows = rows_to_try(built, paths, names)
     # For engines that cannot be attached, print only the problems: their chains would hide the answer.
     shown = {name: r if r.ok else Report(problems=r.problems) for name, r in reports.items()}
@@ -74,16 +69,16 @@ def run(
     start = monotonic()
     with Console(stderr=True).status("") as status:
         standings = contest(job, net, rows, (1 - _COMPILING) * budget, status.update)
-        status.update("torch.compile")
+        status.update(COMPILED)
         left = budget - (monotonic() - start)
         standings.compiled = compiled_cost(job, torch.get_num_threads(), max(left, _COMPILING * budget))
     advice = advise(standings, paths)
     sections = [contest_section(job, standings, advice.words, budget)]
     record = record_of(f"advice/{model}", "advice", {}, [], {}, device)
-    report = SuiteReport(f"gradfree advise: {model}", sections, Provenance([record]), code=advice.code)
+    report = SuiteReport(f"gradfree advise: {model}", sections, [record], code=advice.code)
     report.print(console)
     if verbose:
-        _print_reports({**shown, "On the first batch": _dry_run(rows, net, job)}, console)
+        _print_reports(shown, console)
     else:
         console.print("Chains, and which engines do not apply: --verbose.")
     if out is not None:
@@ -99,13 +94,6 @@ def _print_reports(reports: Mapping[str, Report], console: Console) -> None:
         names = ", ".join(name for name, report in reports.items() if str(report) == text)
         indented = "\n".join(f"  {line}" for line in text.splitlines())
         console.print(f"{names}:\n{indented}\n", markup=False, highlight=False, soft_wrap=True)
-
-
-def _dry_run(rows: Sequence[Row], model: nn.Module, job: Job) -> Report:
-    """Return the report of a dry run on a batch, with an engine that needs skip connections if there is one."""
-    engines = [row.create_engine() for row in rows]
-    asking = next((e for e in engines if e.needs_residual), engines[0])
-    return asking.validate(model, job.chains, batch=job.inputs)
 
 
 def _loader_beside(model: str) -> str | None:

@@ -1,12 +1,17 @@
-"""The contest: engines are timed against autograd on the user's batches, within a time budget."""
+"""The contest: engines are timed against autograd on the user's batches, within a time budget.
+
+The compiled model is timed in a process of its own that can be killed: compiling has no time limit.
+"""
 
 from __future__ import annotations
 
 import copy
+import multiprocessing
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from math import ceil, isfinite, nan
+from multiprocessing.connection import Connection
 from statistics import median
 from time import monotonic
 from typing import Any
@@ -20,11 +25,12 @@ from gradfree.benchmarks.records.case import Row
 from gradfree.benchmarks.suites.rows import BACKPROP
 from gradfree.benchmarks.sweeps.sweep import row
 from gradfree.benchmarks.timing.allocations import peak_memory
-from gradfree.benchmarks.timing.side_by_side import collecting_errors, mean_seconds, statistics
+from gradfree.benchmarks.timing.side_by_side import collecting_errors, interleaved, mean_seconds, statistics
 from gradfree.chains.report import Report
 from gradfree.cli import UsageError
 from gradfree.registry import engine_class
 
+COMPILED = "torch.compile"
 _WARM_UP = 3
 _TURN = 0.02
 """A turn repeats shorter steps for this many seconds."""
@@ -233,3 +239,46 @@ def _take_turns(close: list[Contestant], job: Job, standings: Standings, end: fl
             if label in standings.failures:
                 close.remove(contestant)
                 standings.contestants.remove(contestant)
+
+
+def compiled_cost(job: Job, threads: int, seconds: float) -> dict[str, Any] | str:
+    """Return the times of a compiled step and their ratios to an eager step's, or why there are none.
+
+    Args:
+        job: the model and its data.
+        threads: number of threads of torch.
+        seconds: time limit of compiling and timing.
+    """
+    spawning = multiprocessing.get_context("spawn")
+    here, there = spawning.Pipe(duplex=False)
+    # A copy without the job's cached batches.
+    process = spawning.Process(target=_time, args=(there, replace(job), threads), daemon=True)
+    process.start()
+    there.close()
+    try:
+        if not here.poll(seconds):
+            return f"not compiled within {seconds:.0f} s"
+        found: dict[str, Any] | str = here.recv()
+        return found
+    except EOFError:
+        return "the process that compiled it died"
+    finally:
+        process.kill()
+        process.join()
+
+
+def _time(there: Connection, job: Job, threads: int) -> None:
+    torch.set_num_threads(threads)
+    try:
+        model = job.build()
+        compiled = copy.deepcopy(model)
+        compiled.compile()
+        steps = [Contestant.of(BACKPROP, model, job).step, Contestant.of(BACKPROP, compiled, job).step]
+        for step in steps:
+            for _ in range(_WARM_UP):
+                step(job.batches[0])
+        times = interleaved([partial(mean_seconds, partial(step, job.batches[0])) for step in steps])
+    except Exception as error:
+        there.send(f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}")
+    else:
+        there.send(statistics(times[1], times[0]))

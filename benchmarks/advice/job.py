@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gradfree.benchmarks.tasks.imported import Builder, Imported
+from gradfree.benchmarks.tasks.imported import Imported
 from gradfree.benchmarks.tasks.loaded import batches_of, sources, squared_error
 from gradfree.benchmarks.tasks.task import cross_entropy
 from gradfree.cli import UsageError
@@ -49,7 +49,7 @@ class Job:
 
     def build(self) -> nn.Module:
         """Return a new model in training mode."""
-        return Builder.find(self.model).build().to(self.device).train()
+        return Imported.find(self.model).build().to(self.device).train()
 
     def _on_device(self, batch: Any) -> Batch:
         if isinstance(batch, (Sequence, Mapping)) and len(batch):

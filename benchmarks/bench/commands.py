@@ -36,11 +36,8 @@ def run(
     write the report later, or on another machine.
 
     Args:
-        suite: the comparisons to run, by default "quick": "quick", "rnn", "long-sequences", "gpu-time",
-            "depth-map", "depth-training", "gpu-depth", "text", "forward-only",
-            "forward-memory", "temperature", "alternatives", "alternatives-short"; from papers
-            "highway-bp-table6-small", "dsf-wikitext-small", "foton-depth-small".
-            docs/results/index.md lists their contents, data and duration. Or your own suite, module:function.
+        suite: the comparisons to run, by default "quick"; docs/results/index.md lists all, with contents, data and
+            duration. Or your own suite, module:function.
         out: folder for records and report; by default results/<suite>, or a folder named after the sweep.
         seeds: number of training runs for each engine and task.
         device: device to train on: cpu, cuda or another device of torch.

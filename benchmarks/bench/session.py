@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -10,22 +11,15 @@ from functools import partial
 from pathlib import Path
 
 from gradfree.benchmarks.bench.commands import DRAWING
+from gradfree.benchmarks.data.stored import DATA_ROOT
 from gradfree.benchmarks.records.case import Case
 from gradfree.benchmarks.records.environment import require as require_device
 from gradfree.benchmarks.records.names import without_sources
 from gradfree.benchmarks.records.records import Record, RecordFile, error_of
-from gradfree.benchmarks.running.runner import (
-    RECORDS,
-    count_finished,
-    finished_in,
-    make_folder,
-    parse_data,
-    run_cases,
-)
+from gradfree.benchmarks.running.runner import RECORDS, count_finished, finished_in, run_cases
 from gradfree.benchmarks.running.workers import Executor, run_here
 from gradfree.benchmarks.sweeps.axes import RunRequest, command_of
 from gradfree.benchmarks.sweeps.sweep import comparisons_of
-from gradfree.benchmarks.sweeps.trainable import check_trainable
 from gradfree.benchmarks.tables.experiment import Suite, cases
 from gradfree.benchmarks.tasks.imported import names_a_function
 from gradfree.benchmarks.training.comparison import Comparison
@@ -44,7 +38,10 @@ def run(
     dry: bool,
 ) -> None:
     """Run the cases without a record, then report; ``dry``: only list the cases."""
-    loader, sweep = parse_data(data), request.sweep
+    loader, sweep = data if data and names_a_function(data) else None, request.sweep
+    if data and not loader:
+        # Worker processes inherit it.
+        os.environ[DATA_ROOT] = data
     require_device(device)
     if loader and not sweep.named:
         raise UsageError(f"--data {loader} needs a model of yours: --model module:function.")
@@ -59,7 +56,7 @@ def run(
     for experiment in suite:
         experiment.check()
         if kept.suite and names_a_function(kept.suite) and isinstance(experiment, Comparison):
-            check_trainable(experiment.task)
+            experiment.task.check()
     planned, file = partial(cases, suite, seeds, device), RecordFile(folder / RECORDS)
     listed = list(planned(known := file.read()))
     finished = finished_in(known, retry)
@@ -71,7 +68,6 @@ def run(
         print(f"{len(listed) - skipped} of {len(listed)} cases would run:", *_states(listed, known), sep="\n")
         return
     _refuse_local(listed)
-    make_folder(folder)
     kept.save(folder)
     try:
         run_cases(planned, file, executor, retry)

@@ -90,12 +90,5 @@ class Synthetic:
         return Data(*(self.make(n, self.length, generator) for n in (self.train, self.held_out, self.held_out)))
 
 
-def random_examples(shape: tuple[int, ...], classes: int, tokens: bool = False) -> Split:
-    """Return random examples for timing: numbers with a class each, or sequences of tokens with target tokens."""
-    if tokens:
-        return Split(torch.randint(classes, shape), torch.randint(classes, shape))
-    return Split(torch.randn(shape), torch.randint(classes, shape[:1]))
-
-
 def _integers(below: int, shape: tuple[int, int], generator: Generator) -> Tensor:
     return torch.randint(below, shape, generator=generator, device=generator.device)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
@@ -66,24 +66,16 @@ def _end_lines(rows: Sequence[str]) -> list[str]:
 def _tokenizer(text: Text, rows: Sequence[str]) -> Tokenizer:
     from tokenizers import Regex, Tokenizer, models, pre_tokenizers, trainers
 
+    size: dict[str, Any] = {"vocab_size": text.vocabulary, "show_progress": False}
     if text.unit == "piece":
-        return _pieces(text.vocabulary, rows)
-    tokenizer = Tokenizer(models.WordLevel(unk_token=UNKNOWN))
-    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(_PATTERNS[text.unit]), "removed", invert=True)
-    trainer = trainers.WordLevelTrainer(vocab_size=text.vocabulary, special_tokens=[UNKNOWN], show_progress=False)
+        tokenizer = Tokenizer(models.BPE())
+        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        trainer: Any = trainers.BpeTrainer(initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), **size)
+    else:
+        tokenizer = Tokenizer(models.WordLevel(unk_token=UNKNOWN))
+        tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(_PATTERNS[text.unit]), "removed", invert=True)
+        trainer = trainers.WordLevelTrainer(special_tokens=[UNKNOWN], **size)
     tokenizer.train_from_iterator(rows, trainer)
-    return tokenizer
-
-
-def _pieces(vocabulary: int, rows: Sequence[str]) -> Tokenizer:
-    from tokenizers import Tokenizer, models, pre_tokenizers, trainers
-
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    tokenizer.train_from_iterator(
-        rows, trainers.BpeTrainer(vocab_size=vocabulary, initial_alphabet=alphabet, show_progress=False)
-    )
     return tokenizer
 
 

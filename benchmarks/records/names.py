@@ -33,7 +33,6 @@ _FROZEN = {
 
 _UNNAMED = {
     "AdamTask",
-    "Builder",
     "ConstantSGDTask",
     "Images",
     "Imported",

@@ -1,11 +1,12 @@
-"""A report: its sections and the provenance of its records, for the terminal and as Markdown."""
+"""A report: its sections and the environments of its records, for the terminal and as Markdown."""
 
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from typing import Any
 
 import polars as pl
 from rich.box import SIMPLE_HEAD
@@ -13,16 +14,18 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from gradfree.benchmarks.records.provenance import Provenance
 from gradfree.benchmarks.records.records import Record, error_of
 from gradfree.benchmarks.tables.chart import Chart
 from gradfree.benchmarks.tables.column import column
 from gradfree.benchmarks.tables.experiment import Suite, findings, records_of
 from gradfree.benchmarks.tables.facts import SCHEMA, fact, table
 from gradfree.benchmarks.tables.section import Section
+from gradfree.wording import count
 
 _PROSE = 24
 """A cell with more characters than this is text, not a figure."""
+_WIDEST = 1000
+"""Width of a terminal in which every table has room."""
 _SIGNS = re.compile(r"[\\`*<|]|\[(?=[^\]]*\]\()|(?<![^\W_])_|_(?![^\W_])|&(?=#?\w+;)")
 """Characters that have a meaning in Markdown and must be escaped."""
 
@@ -34,14 +37,14 @@ class SuiteReport:
     Attributes:
         title: the report's title.
         sections: one section for each comparison.
-        provenance: the provenance of the records.
+        records: the records, for their environments.
         command: the command that made them, if known.
         code: code to paste, if there is a recommendation.
     """
 
     title: str
     sections: Sequence[Section]
-    provenance: Provenance
+    records: Sequence[Record]
     command: str = ""
     code: str = ""
 
@@ -49,7 +52,7 @@ class SuiteReport:
     def of(cls, title: str, suite: Suite, records: Mapping[str, Record]) -> SuiteReport:
         """Return the report on ``suite``, given all ``records`` by case id."""
         own = records_of(suite, records)
-        return cls(title, sections(suite, {record["case"]: record for record in own}), Provenance(own))
+        return cls(title, sections(suite, {record["case"]: record for record in own}), own)
 
     @property
     def answers(self) -> list[Section]:
@@ -75,9 +78,9 @@ class SuiteReport:
         console.print()
         for section in self.sections:
             print_section(section, console)
-        for warning in self.provenance.warnings():
+        for warning in self.warnings:
             console.print(Text(f"Warning: {warning}", "bold yellow"))
-        for line in self._made:
+        for line in self.made:
             console.print(Text(line, "dim"))
 
     def markdown(self) -> str:
@@ -86,13 +89,38 @@ class SuiteReport:
         lines += ["" for _ in lines[:1]]
         lines += [f"```python\n{self.code}\n```\n"] if self.code else []
         lines += [line for section in self.sections for line in _markdown_section(section)]
-        lines += [f"**{warning}**\n" for warning in self.provenance.warnings()]
-        return "\n".join([*lines, "Measured:\n", *(f"- {line}" for line in self._made), ""])
+        lines += [f"**{warning}**\n" for warning in self.warnings]
+        return "\n".join([*lines, "Measured:\n", *(f"- {line}" for line in self.made), ""])
 
     @property
-    def _made(self) -> list[str]:
-        """Lines on the records' provenance and the command."""
-        return [*self.provenance.lines(), *([f"by: {self.command}"] if self.command else [])]
+    def made(self) -> Iterator[str]:
+        """One line for each environment, with its number of records and their dates, and one with the command."""
+        environments = Counter(tuple(_environment(record).items()) for record in self.records)
+        for environment, number in environments.items():
+            days = [r["timestamp"][:10] for r in self.records if tuple(_environment(r).items()) == environment]
+            when = " to ".join(dict.fromkeys([min(days), max(days)]))
+            yield f"{count(number, 'record')}, {when}: {', '.join(f'{name} {value}' for name, value in environment)}"
+        if self.command:
+            yield f"by: {self.command}"
+
+    @property
+    def warnings(self) -> Iterator[str]:
+        """A warning for each difference between the environments, but for the device, of which each section has one."""
+        environments = [_environment(record) for record in self.records]
+        for name in dict.fromkeys(name for environment in environments for name in environment):
+            values = Counter(environment.get(name, "unknown") for environment in environments)
+            if len(values) > 1 and name != "device":
+                shares = ", ".join(f"{value} ({count(number, 'record')})" for value, number in values.items())
+                yield f"The records mix environments, {name}: {shares}."
+
+
+def _environment(record: Record) -> dict[str, str]:
+    """Return the environment of a record as text, with commit and uncommitted changes in one entry."""
+    environment = dict(record["environment"])
+    commit, dirty = environment.pop("commit", None), environment.pop("dirty", None)
+    if commit is not None:
+        environment["commit"] = commit[:7] + (" with uncommitted changes" if dirty else "")
+    return {name: str(value) for name, value in environment.items()}
 
 
 def sections(suite: Suite, records: Mapping[str, Record]) -> list[Section]:
@@ -125,10 +153,12 @@ def _failure_section(failed: Sequence[Record]) -> Section:
 
 
 def print_section(section: Section, console: Console) -> None:
-    """Print a section: its table, split into pieces that fit the terminal's width, and its sentences."""
+    """Print a section: its table, whose lines may be longer than the terminal's, and its sentences."""
     console.print(Text(section.title, "bold"))
-    for piece in _tables(section, console.width):
-        console.print(piece)
+    drawn = _table(section)
+    least = console.measure(drawn, options=console.options.update_width(_WIDEST)).minimum
+    drawn.width = least if least > console.width else None
+    console.print(drawn, crop=False)
     if section.setup:
         console.print(Text(section.setup))
     console.print(Text(section.legend, "italic"))
@@ -142,36 +172,18 @@ def texts(section: Section) -> list[list[str]]:
     return [[cell.text for cell in row] for row in section.rows]
 
 
-def _tables(section: Section, width: int) -> Iterator[Table]:
-    columns = list(zip(section.head, *texts(section), strict=True))
-    names, columns = columns[: section.labels], columns[section.labels :]
-    room = width - 1 - sum(1 + _width(cells) for cells in names)
-    while columns:
-        used = list(accumulate(1 + _width(cells) for cells in columns))
-        # A column wider than the terminal is left to rich.
-        fitting = max(1, sum(total <= room for total in used))
-        yield _table(names, columns[:fitting])
-        columns = columns[fitting:]
-
-
-def _table(names: Sequence[Sequence[str]], columns: Sequence[Sequence[str]]) -> Table:
-    drawn = Table(box=SIMPLE_HEAD, padding=0)
-    for cells in names:
-        drawn.add_column(Text(cells[0]), max_width=_width(cells), overflow="fold")
-    for cells in columns:
-        if any(map(is_prose, cells[1:])):
-            drawn.add_column(Text(cells[0]), overflow="fold")
-        else:
-            drawn.add_column(Text(cells[0]), justify="right", width=_width(cells))
-    _, *rows = zip(*names, *columns, strict=True)
+def _table(section: Section) -> Table:
+    """Return the table for the terminal; headings and text wrap, figures do not."""
+    drawn, rows = Table(box=SIMPLE_HEAD, padding=0), texts(section)
+    for n, heading in enumerate(section.head):
+        cells = [row[n] for row in rows]
+        wraps = n < section.labels or any(map(is_prose, cells))
+        width = max(map(len, [*heading.split(), *cells]))
+        fitted: dict[str, Any] = {"max_width": width} if wraps else {"justify": "right", "width": width}
+        drawn.add_column(Text(heading), overflow="fold", **fitted)
     for row in rows:
         drawn.add_row(*map(Text, row))
     return drawn
-
-
-def _width(cells: Sequence[str]) -> int:
-    """Return the width of a column whose heading may wrap at spaces, but whose cells may not."""
-    return max(map(len, [*cells[0].split(), *cells[1:]]))
 
 
 def is_prose(cell: str) -> bool:

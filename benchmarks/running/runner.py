@@ -2,44 +2,19 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import closing
-from pathlib import Path
 
 from tqdm import tqdm
 
-from gradfree.benchmarks.data.stored import DATA_ROOT
 from gradfree.benchmarks.records.case import Case
 from gradfree.benchmarks.records.records import Record, RecordFile
 from gradfree.benchmarks.running.workers import Executor
-from gradfree.benchmarks.tasks.imported import names_a_function
 from gradfree.cli import UsageError
 
 RECORDS = "records.jsonl"
 PlannedCases = Callable[[Mapping[str, Record]], Iterable[Case | None]]
 """Yields all cases, given the records so far by case id; ``None`` for a case that depends on missing records."""
-
-
-def parse_data(data: str | None) -> str | None:
-    """Return ``data`` if it is ``module:function``, the loader for the user's model; else set the data folder to it."""
-    if data is None or names_a_function(data):
-        return data
-    # Worker processes inherit it.
-    os.environ[DATA_ROOT] = data
-    return None
-
-
-def make_folder(folder: Path) -> None:
-    """Create the folder if it does not exist.
-
-    Raises:
-        UsageError: it cannot be created.
-    """
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UsageError(f"cannot make the folder {folder}: {error.strerror}.") from error
 
 
 def run_cases(planned: PlannedCases, file: RecordFile, executor: Executor, retry: bool = False) -> None:
@@ -56,7 +31,9 @@ def run_cases(planned: PlannedCases, file: RecordFile, executor: Executor, retry
     """
     records = file.read()
     finished = finished_in(records, retry)
-    with file.reserved(), _progress(count_finished(planned(records), finished)) as progress:
+    done = count_finished(planned(records), finished)
+    # Cases differ in length, so the remaining time is estimated from all of them.
+    with file.reserved(), tqdm(initial=done, unit="case", smoothing=0, dynamic_ncols=True) as progress:
         while True:
             every = list(planned(records))
             progress.total, progress.n = len(every), count_finished(every, finished)
@@ -95,9 +72,3 @@ def _next_batch(cases: Sequence[Case | None], finished: Collection[str]) -> list
 def _describe(running: Mapping[str, Case]) -> str:
     """Return the name of the first case that is not finished, which may wait for a worker."""
     return next((f"{case.topic} {case.subject}" for case in running.values()), "")
-
-
-def _progress(done: int) -> tqdm[None]:
-    """Return a progress bar that starts at ``done`` cases."""
-    # Cases differ in length, so the remaining time is estimated from all of them.
-    return tqdm(initial=done, unit="case", smoothing=0, dynamic_ncols=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from gradfree.benchmarks.data.images import Images
+from gradfree.benchmarks.data.stored import Images
 from gradfree.benchmarks.records.case import Row
 from gradfree.benchmarks.suites.forward_only import DFA, FA, FOTON, MNIST, PEPITA
 from gradfree.benchmarks.suites.rows import BACKPROP, iterated

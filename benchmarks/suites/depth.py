@@ -6,12 +6,12 @@ from dataclasses import replace
 from itertools import product
 
 from gradfree.benchmarks.data.bundled import digits
-from gradfree.benchmarks.maps.depth_map import DeepNet, compiled_up_to, deep_steps
 from gradfree.benchmarks.records.case import Row
 from gradfree.benchmarks.suites.rows import BACKPROP, iterated
 from gradfree.benchmarks.tables.experiment import Suite
 from gradfree.benchmarks.tasks.catalogue import DIGITS, PYDOC
 from gradfree.benchmarks.tasks.task import Task
+from gradfree.benchmarks.timing.nets import DeepNet, deep_steps
 from gradfree.benchmarks.timing.timed import Timings
 from gradfree.benchmarks.training.comparison import Comparison
 from gradfree.benchmarks.training.target import TimeToTarget
@@ -25,29 +25,30 @@ def segments(count: int, k: int) -> Row:
 def mlp(depth: int, width: int, batch: int) -> DeepNet:
     """Return a residual MLP whose blocks have one hidden layer of the same width."""
     options = {"in_features": width, "num_classes": 10, "depth": depth, "width": width, "expansion": 1}
-    return DeepNet(f"residual MLP of width {width}", depth, "residual_mlp", options, batch, (width,))
+    return DeepNet("residual_mlp", options, batch, (width,), 10, f"residual MLP of width {width}", depth)
 
 
 def gpt(layers: int, width: int, batch: int) -> DeepNet:
     """Return a GPT, two blocks a layer."""
     options = {"vocab_size": 128, "context": 128, "layers": layers, "width": width, "heads": 4}
-    return DeepNet(f"GPT of width {width}", 2 * layers, "gpt", options, batch, (128,), 128, True)
+    return DeepNet("gpt", options, batch, (128,), 128, f"GPT of width {width}", 2 * layers, tokens=True)
 
 
 def vit(layers: int, width: int, batch: int) -> DeepNet:
     """Return a vision transformer for images of CIFAR's size, two blocks a layer."""
     options = {"layers": layers, "width": width, "heads": 4}
-    return DeepNet(f"ViT of width {width}", 2 * layers, "vit", options, batch, (3, 32, 32))
+    return DeepNet("vit", options, batch, (3, 32, 32), 10, f"ViT of width {width}", 2 * layers)
 
 
 def resnet(depth: int, batch: int) -> DeepNet:
     """Return a pre-activation ResNet for images of CIFAR's size."""
     blocks = (depth - 2) // 2
-    return DeepNet(f"ResNet-{depth}", blocks, "preact_resnet", {"depth": depth}, batch, (3, 32, 32))
+    return DeepNet("preact_resnet", {"depth": depth}, batch, (3, 32, 32), 10, f"ResNet-{depth}", blocks)
 
 
 def _mapped(nets: tuple[DeepNet, ...], rows: tuple[Row, ...], threads: int, title: str, compiled: int = 0) -> Timings:
-    return Timings(deep_steps, nets, rows, threads, title, compiled_up_to(compiled))
+    """Return the timing of nets; those of up to ``compiled`` blocks are also compiled, which takes long."""
+    return Timings(deep_steps, nets, rows, threads, title, lambda net: {"compiled": net.depth <= compiled})
 
 
 _MAPPED = (*iterated("highway_bp", 0, 2, 4), segments(8, 1))

@@ -5,20 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 from gradfree.benchmarks.data.bundled import digits
-from gradfree.benchmarks.data.images import Images
+from gradfree.benchmarks.data.stored import Images
 from gradfree.benchmarks.records.case import Row
 from gradfree.benchmarks.suites.rows import BACKPROP
 from gradfree.benchmarks.tables.experiment import Suite
 from gradfree.benchmarks.tasks.catalogue import DIGITS
 from gradfree.benchmarks.tasks.task import SGDTask
-from gradfree.benchmarks.timing.layer_steps import (
-    EACH,
-    SEGMENTS,
-    Checkpointed,
-    Network,
-    memory_steps,
-    step_costs,
-)
+from gradfree.benchmarks.timing.nets import EACH, SEGMENTS, Checkpointed, Network, memory_steps, step_costs
 from gradfree.benchmarks.timing.timed import Timings
 from gradfree.benchmarks.training.comparison import Comparison
 from gradfree.benchmarks.training.depths import DepthSweep
@@ -39,10 +32,6 @@ def _orthogonal(*temperatures: float) -> tuple[Row, ...]:
         for engine in ("orthogonal_backprop", "foton")
         for temperature in temperatures
     )
-
-
-def _every(steps: int) -> Row:
-    return Row(f"foton every {steps}", "foton", {"orthogonalize_every": steps})
 
 
 _, _, COLD, WARM = _orthogonal(1.0, 16.0)
@@ -94,7 +83,8 @@ QUICK = Comparison(
 )
 """A short comparison for suite "quick". Rates: of 0.3, 1 and 3 the best on validation data, with another seed."""
 
-_COSTLY = (BACKPROP, ORTHOGONAL, FOTON, TANGENT, STREAMING, *map(_every, (1, 4, 8)), DFA, FA, PEPITA)
+_RARELY = (Row(f"foton every {steps}", "foton", {"orthogonalize_every": steps}) for steps in (1, 4, 8))
+_COSTLY = (BACKPROP, ORTHOGONAL, FOTON, TANGENT, STREAMING, *_RARELY, DFA, FA, PEPITA)
 
 FORWARD_ONLY: Suite = (
     DepthSweep(MNIST, _mlps(5, 20, 50), ROWS, _RATES),

@@ -6,12 +6,8 @@ from dataclasses import replace
 from itertools import product
 
 from gradfree.benchmarks.data.bundled import CONTEXT, Joined, pydoc
-from gradfree.benchmarks.data.images import Images
-from gradfree.benchmarks.data.synthetic import (
-    Synthetic,
-    adding_pixels,
-    parity_pixels,
-)
+from gradfree.benchmarks.data.stored import Images
+from gradfree.benchmarks.data.synthetic import Synthetic, adding_pixels, parity_pixels
 from gradfree.benchmarks.data.text import Text
 from gradfree.benchmarks.records.case import Row
 from gradfree.benchmarks.suites.rows import BACKPROP, DSF, DSF_GATE, TRUNCATED, iterated
@@ -19,7 +15,7 @@ from gradfree.benchmarks.tables.experiment import Suite
 from gradfree.benchmarks.tasks.catalogue import ADDING, PARITY, PYDOC_GRU, TINYSHAKESPEARE
 from gradfree.benchmarks.tasks.metrics import digit_accuracy
 from gradfree.benchmarks.tasks.task import Score, Task, TextTask
-from gradfree.benchmarks.timing.recurrent_layers import RecurrentLayer, compiled_up_to, long_layers
+from gradfree.benchmarks.timing.recurrent_layers import RecurrentLayer, long_layers
 from gradfree.benchmarks.timing.timed import Timings
 from gradfree.benchmarks.training.comparison import Comparison
 from gradfree.benchmarks.training.courses import courses
@@ -113,9 +109,14 @@ _TEXT = Comparison(TINYSHAKESPEARE_LONG, (*_ROWS, TRUNCATED, *iterated("fixed_po
 
 
 def _layers(layers: tuple[RecurrentLayer, ...], rows: tuple[Row, ...], threads: int = 1, compiled: int = 0) -> Timings:
+    """Return the timing of layers, with a compiled loop for float32 ones of up to ``compiled`` steps: it takes long."""
     lengths = sorted({layer.steps for layer in layers})
     title = f"recurrent layers, {lengths[0]} to {lengths[-1]} steps"
-    return Timings(long_layers, layers, rows, threads, title, compiled_up_to(compiled))
+
+    def more(layer: RecurrentLayer) -> dict[str, bool]:
+        return {"compiled": layer.steps <= compiled and layer.dtype == "float32"}
+
+    return Timings(long_layers, layers, rows, threads, title, more)
 
 
 LONG_SEQUENCES: Suite = (

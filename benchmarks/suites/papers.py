@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from gradfree.benchmarks.data.bundled import digits
-from gradfree.benchmarks.data.images import Images
+from gradfree.benchmarks.data.stored import Images
 from gradfree.benchmarks.data.text import Text
 from gradfree.benchmarks.records.case import Row
 from gradfree.benchmarks.suites.forward_only import ROWS
@@ -21,9 +21,8 @@ from gradfree.benchmarks.suites.rows import BACKPROP, DSF, DSF_GATE, TRUNCATED, 
 from gradfree.benchmarks.tables.experiment import Suite
 from gradfree.benchmarks.tasks.catalogue import DIGITS
 from gradfree.benchmarks.tasks.metrics import perplexity
-from gradfree.benchmarks.tasks.schedules import AdamTask, ConstantSGDTask
-from gradfree.benchmarks.tasks.task import Score
-from gradfree.benchmarks.timing.recurrent_models import RecurrentNet, recurrent_steps
+from gradfree.benchmarks.tasks.task import AdamTask, ConstantSGDTask, Score
+from gradfree.benchmarks.timing.nets import RecurrentNet, recurrent_steps
 from gradfree.benchmarks.timing.timed import Timings
 from gradfree.benchmarks.training.comparison import Comparison
 from gradfree.benchmarks.training.depths import DepthSweep
@@ -40,10 +39,10 @@ def _language(cell: str, layers: int, width: int, vocabulary: int) -> dict[str, 
 _PIXEL_OPTIONS = {"in_channels": 3, "num_classes": 10, "cell": "gru", "width": 64}
 _NETS = (
     *(
-        RecurrentNet(label, "recurrent_lm", _language(cell, layers, 128, words), 16, (256,), words)
+        RecurrentNet("recurrent_lm", _language(cell, layers, 128, words), 16, (256,), words, label)
         for label, cell, layers, words in (("LSTM", "lstm", 1, 210), ("GRU", "gru", 1, 210), ("GRU × 3", "gru", 3, 500))
     ),
-    RecurrentNet("GRU, pixels", "pixel_classifier", _PIXEL_OPTIONS, 16, (3, 32, 32), 10),
+    RecurrentNet("pixel_classifier", _PIXEL_OPTIONS, 16, (3, 32, 32), 10, "GRU, pixels"),
 )
 _CHARACTERS = AdamTask(
     name="highway_char_gru_small",

@@ -10,11 +10,6 @@ DSF = Row("dsf linspace", "dsf", {"feedback": "linspace"})
 DSF_GATE = Row("dsf gate", "dsf", {"feedback": "gate"})
 
 
-def label_of(engine: str, k: int) -> str:
-    """Return the label of ``engine`` with k iterations."""
-    return f"{engine} k={k}"
-
-
 def iterated(engine: str, *counts: int) -> tuple[Row, ...]:
     """Return a row of ``engine`` for each number of iterations."""
-    return tuple(Row(label_of(engine, k), engine, {"iterations": k}) for k in counts)
+    return tuple(Row(f"{engine} k={k}", engine, {"iterations": k}) for k in counts)

@@ -99,9 +99,17 @@ class RunRequest:
         return Path("results", f"{words[:40]}-{digest}")
 
     def save(self, folder: Path) -> None:
-        """Write the request to ``folder``."""
+        """Write the request to ``folder``, which is made if it does not exist.
+
+        Raises:
+            UsageError: it cannot be made or written to.
+        """
         content = {"command": self.command, "suite": self.suite, **self._swept}
-        (folder / _FILE).write_text(json.dumps(content, indent=1), encoding="utf-8")
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / _FILE).write_text(json.dumps(content, indent=1), encoding="utf-8")
+        except OSError as error:
+            raise UsageError(f"cannot make the folder {folder}, or write to it: {error.strerror}.") from error
 
     @classmethod
     def load(cls, folder: Path) -> RunRequest | None:

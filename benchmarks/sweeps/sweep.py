@@ -18,7 +18,6 @@ from gradfree.benchmarks.suites.index import SUITES, suite_by
 from gradfree.benchmarks.suites.long_sequences import LONG_TASKS
 from gradfree.benchmarks.suites.rows import BACKPROP
 from gradfree.benchmarks.sweeps.axes import Names, RunRequest, Sweep, listed
-from gradfree.benchmarks.sweeps.trainable import check_trainable
 from gradfree.benchmarks.tables.experiment import Suite
 from gradfree.benchmarks.tasks import catalogue
 from gradfree.benchmarks.tasks.catalogue import DIGITS
@@ -89,7 +88,9 @@ def _tasks(sweep: Sweep, loader: str | None) -> Iterator[Task]:
     for task in _with_all_models(sweep, loader):
         for values in product(*(axis or (None,) for axis in axes.values())):
             chosen = {axis: value for axis, value in zip(axes, values, strict=True) if value is not None}
-            yield check_trainable(_with_axes(_with_budget(sweep, task), chosen))
+            varied = _with_axes(_with_budget(sweep, task), chosen)
+            varied.check()
+            yield varied
 
 
 def _with_all_models(sweep: Sweep, loader: str | None) -> Iterator[Task]:

@@ -8,16 +8,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import reduce
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import nn
 
 from gradfree.benchmarks.records.names import source_digest
 from gradfree.cli import UsageError
 from gradfree.wording import no_such, one
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
 
 
 def names_a_function(name: str) -> bool:
@@ -38,7 +35,7 @@ class Imported:
     source: str
 
     @classmethod
-    def find(cls, name: str) -> Self:
+    def find(cls, name: str) -> Imported:
         """Find the function.
 
         Raises:
@@ -75,6 +72,17 @@ class Imported:
         except Exception as error:
             raise UsageError(f"{self.name} fails: {type(error).__name__}: {error}") from error
 
+    def build(self, **options: Any) -> nn.Module:
+        """Return the model that the function returns.
+
+        Raises:
+            UsageError: it returns something else, or raises.
+        """
+        model = self.result(**options)
+        if not isinstance(model, nn.Module):
+            raise UsageError(f"{self.name} returns {one(type(model).__name__)}, not an nn.Module.")
+        return model
+
 
 def _module(name: str) -> Any:
     module, _, function = name.partition(":")
@@ -85,19 +93,3 @@ def _module(name: str) -> Any:
         return importlib.import_module(module)
     except Exception as error:
         raise UsageError(f"{name}: the module {module} cannot be imported: {type(error).__name__}: {error}") from error
-
-
-@dataclass(frozen=True)
-class Builder(Imported):
-    """A function that returns a new model, given the model's options."""
-
-    def build(self, **options: Any) -> nn.Module:
-        """Return a new model.
-
-        Raises:
-            UsageError: the function does not return a model.
-        """
-        model = self.result(**options)
-        if not isinstance(model, nn.Module):
-            raise UsageError(f"{self.name} returns {one(type(model).__name__)}, not an nn.Module.")
-        return model

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import random
-import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,15 +17,12 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from gradfree.benchmarks.data.bundled import Data, Split
 from gradfree.benchmarks.records.case import ADDED
-from gradfree.benchmarks.tasks.imported import Builder, Imported
+from gradfree.benchmarks.tasks.imported import Imported
 from gradfree.benchmarks.tasks.metrics import LossMetric, accuracy
 from gradfree.benchmarks.tasks.task import Score, Task, cross_entropy
 from gradfree.cli import UsageError
 from gradfree.torchside.random_state import random_states_kept
 from gradfree.wording import did_you_mean, one
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
 
 _SPLITS = Data._fields
 _GIVEN = {1: ("train",), 2: ("train", "test"), 3: _SPLITS}
@@ -49,7 +45,7 @@ def own_task(model: str, options: Mapping[str, Any], data: str, loss: str | None
     Raises:
         UsageError: a function does not exist or returns the wrong type.
     """
-    loaded = Loaded.with_digest(Imported.find(data))
+    loaded = Loaded(loader := Imported.find(data), _load(loader)[1])
     classes = not loaded().train.targets.is_floating_point()
     function: Callable[[Tensor, Tensor], Tensor] = cross_entropy if classes else squared_error
     if loss is not None:
@@ -66,7 +62,7 @@ def own_task(model: str, options: Mapping[str, Any], data: str, loss: str | None
         batch_size=min(_BATCH_SIZE, len(loaded().train.inputs)),
         steps=_STEPS,
         chains=None if chains is None else tuple(chains),
-        builder=Builder.find(model),
+        builder=Imported.find(model),
     )
 
 
@@ -93,21 +89,11 @@ class Loaded:
             "test". From a single source, a tenth each is held out for validation and test. Two are for training and
             test, and the last tenth of the first is held out for validation. A source is a pair of tensors (inputs,
             targets), a data set of such pairs, or an iterable of batches of them, such as a ``DataLoader``.
-        examples: digest of the examples: cases with other examples have other records. Empty if each call returns other
-            examples; then only a change of the loader's code is noticed.
+        examples: digest of the examples: cases with other examples have other records.
     """
 
     loader: Imported
     examples: str = field(default="", metadata=ADDED)
-
-    @classmethod
-    def with_digest(cls, loader: Imported) -> Self:
-        """Return the examples with their digest; print a message if each call returns other examples.
-
-        Raises:
-            UsageError: the loader returns something else.
-        """
-        return cls(loader, _digest(loader))
 
     def __call__(self) -> Data:
         """Return all examples, in memory.
@@ -116,20 +102,6 @@ class Loaded:
             UsageError: the loader returns something else.
         """
         return _load(self.loader)[0]
-
-
-@cache
-def _digest(loader: Imported) -> str:
-    """Return the digest of the examples; empty if a second call returns other ones."""
-    digest = _load(loader)[1]
-    if _digest_of(_seeded_splits(loader)) == digest:
-        return digest
-    print(
-        f"{loader.name} returns different examples in each call, so a change of the data cannot be noticed: finished "
-        "cases are kept until its code changes. Use a seed for random numbers.",
-        file=sys.stderr,
-    )
-    return ""
 
 
 @cache

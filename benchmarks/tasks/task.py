@@ -6,18 +6,19 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from math import inf, isnan, nan
+from math import cos, inf, isnan, nan, pi
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
-from torch.optim.lr_scheduler import LRScheduler, OneCycleLR
+from torch.optim.lr_scheduler import LambdaLR, LRScheduler, OneCycleLR
 
 from gradfree import Engine, create_model
 from gradfree.benchmarks.data.bundled import Data, Split
 from gradfree.benchmarks.records.case import ADDED
-from gradfree.benchmarks.tasks.imported import Builder
+from gradfree.benchmarks.tasks.imported import Imported
 from gradfree.chains.handle import Handle
+from gradfree.cli import UsageError
 from gradfree.entries import MODELS, lookup
 
 if TYPE_CHECKING:
@@ -25,6 +26,10 @@ if TYPE_CHECKING:
 
 _CHUNK = 32
 """Batch size for scores: the logits of a word model are large."""
+
+_WARMUP = 0.1
+_FLOOR = 0.1
+"""Shares of :class:`AdamTask`: of its steps for the warm-up, and of its learning rate at the end."""
 
 
 def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
@@ -110,7 +115,7 @@ class Task:
     evaluations: int = field(default=0, metadata=ADDED, kw_only=True)
     dtype: str | None = field(default=None, metadata=ADDED, kw_only=True)
     chains: tuple[str, ...] | None = field(default=None, metadata=ADDED, kw_only=True)
-    builder: Builder | None = field(default=None, metadata=ADDED, kw_only=True)
+    builder: Imported | None = field(default=None, metadata=ADDED, kw_only=True)
     course: ClassVar[str] = "warmed up for a tenth of the steps, then annealed"
 
     def __str__(self) -> str:
@@ -148,6 +153,28 @@ class Task:
     def build(self) -> nn.Module:
         """Return a new model."""
         return self.builder.build(**self.options) if self.builder else create_model(self.model, **self.options)
+
+    def check(self) -> None:
+        """Raise if the task cannot be trained.
+
+        Raises:
+            UsageError: the model or the loss fails, the loss is not a scalar, or a batch exceeds the training set.
+        """
+        train = self.on("cpu", self.data().train)
+        if self.batch_size > (count := len(train.inputs)):
+            raise UsageError(f"{self.title}: a batch of {self.batch_size} is more than the {count} training examples.")
+        try:
+            model = self.create_model(0)
+            with torch.no_grad():
+                loss = self.loss(model(train.inputs[:2]), train.targets[:2])
+        except UsageError:
+            raise
+        except Exception as error:
+            problem = f"{type(error).__name__}: {error}"
+            raise UsageError(f"{self.title} cannot be trained on these data: {problem}") from error
+        if loss.numel() != 1:
+            shape = tuple(loss.shape)
+            raise UsageError(f"{self.title} cannot be trained: its loss is not a scalar, but has shape {shape}.")
 
     def attach(self, engine: Engine, model: nn.Module) -> Handle:
         """Attach ``engine`` to the model's chains."""
@@ -217,3 +244,45 @@ class SGDTask(Task):
         """Return the optimizer and its learning rate schedule."""
         optimizer = torch.optim.SGD(model.parameters(), lr=self.learning_rate, momentum=self.momentum)
         return optimizer, self.schedule(optimizer)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdamTask(Task):
+    """A task with Adam; the learning rate is warmed up for a tenth of the steps, then a cosine down to a tenth.
+
+    Attributes:
+        weight_decay: weight decay added to the gradients, as in Adam and unlike AdamW.
+        max_norm: always ``None``; a part of the ids of records since gradients could be clipped.
+    """
+
+    weight_decay: float = 0.0
+    max_norm: None = None
+    course: ClassVar[str] = "warmed up for a tenth of the steps, then a cosine down to a tenth"
+
+    def create_optimizer(self, model: nn.Module) -> tuple[torch.optim.Optimizer, LRScheduler]:
+        """Return the optimizer and its learning rate schedule."""
+        optimizer = torch.optim.Adam(model.parameters(), lr=self.learning_rate, weight_decay=self.weight_decay)
+        return optimizer, self.schedule(optimizer)
+
+    def schedule(self, optimizer: torch.optim.Optimizer) -> LRScheduler:
+        """Return the learning rate schedule of ``optimizer``."""
+        warmup = max(1, round(_WARMUP * self.steps))
+        rest = max(1, self.steps - warmup)
+
+        def factor(step: int) -> float:
+            if step < warmup:
+                return (step + 1) / warmup
+            return _FLOOR + (1 - _FLOOR) * (1 + cos(pi * min(1.0, (step - warmup) / rest))) / 2
+
+        return LambdaLR(optimizer, factor)
+
+
+@dataclass(frozen=True)
+class ConstantSGDTask(SGDTask):
+    """A task with SGD at a constant learning rate."""
+
+    course: ClassVar[str] = "throughout"
+
+    def schedule(self, optimizer: torch.optim.Optimizer) -> LRScheduler:
+        """Return the learning rate schedule of ``optimizer``."""
+        return LambdaLR(optimizer, lambda _: 1.0)

@@ -178,11 +178,6 @@ def long_layers(case: Timing) -> Mapping[str, Callable[[], LayerPass]]:
     loops = {COMPILED: partial(LayerPass, case, loop=partial(CellLoop, compiled=True))}
     return {
         PLAIN: partial(LayerPass, case, loop=Chunked if case.item.steps > Chunked.max_steps else None),
-        **(loops if case.more["compiled"] else {}),
+        **(loops if case.more.get("compiled") else {}),
         **{row.label: partial(LayerPass, case, row) for row in case.rows},
     }
-
-
-def compiled_up_to(steps: int) -> Callable[[RecurrentLayer], dict[str, bool]]:
-    """Return the setting that runs a compiled loop for float32 layers of up to ``steps`` steps: it takes long."""
-    return lambda layer: {"compiled": layer.steps <= steps and layer.dtype == "float32"}

@@ -7,7 +7,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from statistics import median, quantiles
 from time import perf_counter
-from traceback import TracebackException
 from typing import Any, TypeVar
 
 import torch
@@ -24,8 +23,6 @@ from gradfree.devices.hardware import synchronize
 
 _WARM_UP = 3
 T = TypeVar("T")
-Errors = Mapping[str, TracebackException]
-"""Errors of the steps that fail, by label."""
 STEP, MEMORY, PROCESS, PASSES = "step time", "peak memory", "process peak", "time of forward and backward"
 MIB = 2**20
 RATIO = "×"
@@ -69,7 +66,7 @@ class Trainee:
 
 
 @contextmanager
-def collecting_errors(errors: dict[str, T], label: str, describe: Callable[[Exception], T]) -> Iterator[None]:
+def collecting_errors(errors: dict[str, str], label: str, describe: Callable[[Exception], str]) -> Iterator[None]:
     """Suppress an exception and store ``describe(error)``; the exception itself would keep a step's memory alive.
 
     UsageErrors are not suppressed.

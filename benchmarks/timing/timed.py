@@ -11,7 +11,7 @@ from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from statistics import fmean
-from traceback import TracebackException
+from traceback import format_exception
 from typing import Any
 
 import torch
@@ -24,7 +24,7 @@ from gradfree.benchmarks.tables import verdict
 from gradfree.benchmarks.tables.chart import Axis, Chart, bars, points
 from gradfree.benchmarks.tables.column import Cell, Column, Figure, column
 from gradfree.benchmarks.tables.experiment import Experiment, records_of_case
-from gradfree.benchmarks.tables.facts import Estimate, Fact, estimate_of, fact, select, table
+from gradfree.benchmarks.tables.facts import Fact, estimate_of, estimates, fact, select, table
 from gradfree.benchmarks.tables.frames import pl
 from gradfree.benchmarks.tables.section import ENGINE, Section
 from gradfree.benchmarks.timing.allocations import peak_memory, process_peak
@@ -34,7 +34,6 @@ from gradfree.benchmarks.timing.side_by_side import (
     PROCESS,
     RATIO,
     STEP,
-    Errors,
     Trainee,
     collecting_errors,
     cost_facts,
@@ -73,8 +72,7 @@ class Timed:
         place: returns the facts' columns that identify a subject.
         fits: returns whether a row can run on a subject.
         costs: returns further results to record, given the case, the step and its turns.
-        facts: yields further facts, given a row's record and the case's results, to which ``item``, ``baseline`` (its
-            name) and ``row`` (``None`` if it is no engine's) are added.
+        facts: yields further facts, given a row's record and the case's results with the baseline's name, ``baseline``.
         against: a figure and its axis; a chart of the time against it is drawn.
     """
 
@@ -182,7 +180,7 @@ class Timing(Case):
             label: {"label": label, **statistics(own, baseline), **self._costs(steps[label][0], own)}
             for label, own in taken.items()
         }
-        found |= {label: {"label": label, "error": "".join(error.format()).strip()} for label, error in errors.items()}
+        found |= {label: {"label": label, "error": error} for label, error in errors.items()}
         return [found[label] for label in self.timed.steps(self)]
 
     def _turn(self, step: Callable[[], Any], self_timed: bool) -> float:
@@ -198,18 +196,22 @@ class Timing(Case):
         own = getattr(step, "peak_memory", None)
         return {"peak_memory": own() if own else peak_memory(step, self.device), **costs}
 
-    def _started(self) -> tuple[dict[str, tuple[Any, bool]], Errors]:
+    def _started(self) -> tuple[dict[str, tuple[Any, bool]], dict[str, str]]:
         """Return the steps whose first turn succeeds, each with whether it times itself, and the others' errors."""
         steps: dict[str, tuple[Any, bool]] = {}
-        errors: dict[str, TracebackException] = {}
+        errors: dict[str, str] = {}
         for label, build in self.timed.steps(self).items():
             # An error of the baseline is raised: without it there are no ratios.
-            with collecting_errors(errors, label, TracebackException.from_exception) if steps else nullcontext():
+            with collecting_errors(errors, label, _traceback) if steps else nullcontext():
                 step = build()
                 self_timed = isinstance(step(), float)
                 self._turn(step, self_timed)
                 steps[label] = build() if self.timed.rebuild else step, self_timed
         return steps, errors
+
+
+def _traceback(error: Exception) -> str:
+    return "".join(format_exception(error)).strip()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -260,11 +262,11 @@ class Timings(Experiment):
             {"device": device, "threads": self.threads} | self.timed.place(case.item) | known
             for case in self.timing(device)
             for record in records_of_case(records, case)
-            for known in self._facts_of(case.item, record)
+            for known in self._facts_of(record)
         )
         return found if found["value"].count() else found.clear()
 
-    def _facts_of(self, item: Any, record: Record) -> Iterator[Fact]:
+    def _facts_of(self, record: Record) -> Iterator[Fact]:
         """Yield the facts of each row in a case's record, or its error."""
         if error := error_of(record):
             yield fact(ERROR, "", note=error)
@@ -275,10 +277,7 @@ class Timings(Experiment):
                 yield fact(ERROR, "", note=cost["error"].splitlines()[-1], **who)
             baseline = {**results["rows"][0], "label": self._named(results["rows"][0]["label"])["row"]}
             yield from cost_facts(cost, baseline, self.timed.metric, **who)
-            more = {"item": item, "baseline": baseline["label"], "row": self._rows.get(cost["label"])}
-            yield from (one | who for one in self.timed.facts(cost, {**results, **more}))
-        for label, error in results.get("errors", {}).items():
-            yield fact(ERROR, "", note=error, **self._named(label))
+            yield from (one | who for one in self.timed.facts(cost, {**results, "baseline": baseline["label"]}))
 
     def _named(self, label: str) -> dict[str, Any]:
         """Return the facts' columns that identify the step recorded as ``label``."""
@@ -293,10 +292,12 @@ class Timings(Experiment):
     def section(self, facts: pl.DataFrame) -> Section:
         """Return the section with the table, a verdict on each of its rows, and the chart of times."""
         baseline = next(unit[2:] for unit in facts["unit"].drop_nulls() if unit.startswith(f"{RATIO} "))
-        known = select(facts, metric=self.timed.metric, unit=times(baseline)).drop_nulls(["value", "low"])
-        ratios = {(row["setting"], row["row"]): estimate_of(row) for row in known.iter_rows(named=True)}
+        ratios = select(facts, metric=self.timed.metric, unit=times(baseline)).drop_nulls(["value", "low"])
         several = facts["setting"].n_unique() > 1
-        spreads = {f"{row} on {at}" if several else row: ratio for (at, row), ratio in ratios.items()}
+        spreads = {
+            f"{row['row']} on {row['setting']}" if several else row["row"]: estimate_of(row)
+            for row in ratios.iter_rows(named=True)
+        }
         section = Section(
             title=self._title(facts),
             facts=facts,
@@ -307,7 +308,7 @@ class Timings(Experiment):
             remarks=[*([verdict.steadiness(spreads)] if spreads else []), *failures(facts)],
             charts=list(self._charts(facts, baseline, "setting" if several else "row")),
         )
-        verdicts = [self._verdict(row, ratios, baseline) for row in section.rows] if ratios else []
+        verdicts = [self._verdict(row, ratios, baseline) for row in section.rows] if spreads else []
         return replace(section, verdicts=verdicts)
 
     def _title(self, facts: pl.DataFrame) -> str:
@@ -343,28 +344,23 @@ class Timings(Experiment):
                 name = f"{value:g}" if isinstance(value, float) else value
                 yield replace(one, heading=f"{name} {one.heading}".strip(), where=where)
 
-    def _verdict(self, row: Sequence[Cell], ratios: Mapping[tuple[str | None, str], Estimate], baseline: str) -> str:
+    def _verdict(self, row: Sequence[Cell], ratios: pl.DataFrame, baseline: str) -> str:
         """Return the verdict on a row of the table: one engine on each subject, or all engines on one subject."""
         names = dict(zip(self.timed.names.values(), (cell.text for cell in row), strict=False))
-        own = {
-            key: ratio
-            for key, ratio in ratios.items()
-            if names.get("setting", key[0]) == key[0] and names.get("row", key[1]) == key[1]
-        }
         if names.get("row") == baseline:
             return "the baseline"
         if "row" in names:
-            speeds = {at: verdict.speed(ratio, baseline) for (at, _), ratio in own.items()}
+            speeds = {at: verdict.speed(ratio, baseline) for at, ratio in estimates(ratios, "setting", **names).items()}
             return (
                 "; ".join(f"{at}: {words}" if len(speeds) > 1 else words for at, words in speeds.items()) or "not timed"
             )
-        engines = {row.fact_columns["row"] for row in self.rows} or {label for _, label in own}
-        known = {label: ratio for (_, label), ratio in own.items() if label in engines and label != baseline}
-        if not known:
+        engines, others = {row.name for row in self.rows}, estimates(ratios, **names)
+        own = {label: others[label] for label in others if label != baseline and (label in engines or not engines)}
+        if not own:
             return "failed"
-        best = min(known, key=lambda label: known[label].value)
-        words = "fastest is" if known[best].high < 1 else f"none is faster than {baseline}; the nearest is"
-        return f"{words} {best}, {verdict.speed(known[best], baseline)}"
+        best = min(own, key=lambda label: own[label].value)
+        words = "fastest is" if own[best].high < 1 else f"none is faster than {baseline}; the nearest is"
+        return f"{words} {best}, {verdict.speed(own[best], baseline)}"
 
     def _charts(self, facts: pl.DataFrame, baseline: str, names: str) -> Iterator[Chart]:
         title, ratio = self._title(facts), Figure(self.timed.metric, unit=times(baseline))

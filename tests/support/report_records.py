@@ -7,7 +7,6 @@ from functools import cache
 from places import RESULTS
 from tiny_suite import CHAIN, HIGHWAY, PLAIN, TASK, fake, speed, training
 
-from gradfree.benchmarks.records.provenance import Provenance
 from gradfree.benchmarks.records.records import RecordFile
 from gradfree.benchmarks.reports.report import SuiteReport
 from gradfree.benchmarks.suites.index import SUITES
@@ -75,7 +74,7 @@ def committed(name):
 
 
 def markdown(*sections):
-    return SuiteReport("", sections, Provenance([])).markdown()
+    return SuiteReport("", sections, []).markdown()
 
 
 def table_rows(text):

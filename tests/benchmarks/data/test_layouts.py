@@ -10,8 +10,7 @@ import torch
 from datasets import Dataset, Features, Image, Value
 from places import DOCS
 
-from gradfree.benchmarks.data.images import Images
-from gradfree.benchmarks.data.stored import DATA_ROOT, Stored
+from gradfree.benchmarks.data.stored import DATA_ROOT, Images, Stored
 from gradfree.benchmarks.suites.index import SUITES
 from gradfree.benchmarks.sweeps.sweep import TASKS
 from gradfree.cli import UsageError

@@ -7,8 +7,7 @@ import torch
 from datasets import Dataset, Features, Image, Value
 
 from gradfree.benchmarks.data import stored
-from gradfree.benchmarks.data.images import Images
-from gradfree.benchmarks.data.stored import DATA_ROOT
+from gradfree.benchmarks.data.stored import DATA_ROOT, Images
 from gradfree.benchmarks.data.text import Text
 from gradfree.cli import main
 

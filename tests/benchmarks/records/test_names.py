@@ -10,7 +10,7 @@ from tiny_suite import TASK, points, training
 
 from gradfree.benchmarks.records.names import recorded_name
 from gradfree.benchmarks.suites.index import SUITES
-from gradfree.benchmarks.tasks.imported import Builder, Imported
+from gradfree.benchmarks.tasks.imported import Imported
 from gradfree.benchmarks.tasks.loaded import Loaded, squared_error
 from gradfree.benchmarks.tasks.metrics import LossMetric, accuracy
 from gradfree.benchmarks.tasks.task import Score, Task, cross_entropy
@@ -44,7 +44,7 @@ def test_ids_equal_those_of_version_0_1(suite, digest):
 
 def test_the_id_of_a_users_model_equals_that_of_version_0_1():
     given = {"name": "my:build", "model": "my:build", "options": {}, "learning_rate": 1e-3, "batch_size": 32}
-    own = {"data": Loaded(Imported("my:loader", "0123abcd")), "builder": Builder("my:build", "4567cdef"), "steps": 200}
+    own = {"data": Loaded(Imported("my:loader", "0123abcd")), "builder": Imported("my:build", "4567cdef"), "steps": 200}
     of_numbers = Task(
         **given, **own, loss=squared_error, score=Score("loss", "mean", LossMetric(squared_error)), chains=("blocks",)
     )

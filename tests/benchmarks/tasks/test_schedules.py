@@ -4,7 +4,7 @@ import pytest
 import torch
 from tiny_suite import TASK
 
-from gradfree.benchmarks.tasks.schedules import AdamTask
+from gradfree.benchmarks.tasks.task import AdamTask
 
 
 def test_the_rate_rises_for_a_tenth_and_falls_to_a_tenth():

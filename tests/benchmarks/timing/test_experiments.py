@@ -7,25 +7,25 @@ import pytest
 import torch
 from report_records import section_of
 
-from gradfree.benchmarks.maps.depth_map import compiled_up_to, deep_steps
 from gradfree.benchmarks.records.case import Row
 from gradfree.benchmarks.records.records import attempt
 from gradfree.benchmarks.reports.drawing import spec, styles
 from gradfree.benchmarks.reports.report import texts
 from gradfree.benchmarks.suites.depth import mlp
 from gradfree.benchmarks.suites.rows import BACKPROP, iterated
-from gradfree.benchmarks.timing import recurrent_layers
-from gradfree.benchmarks.timing.layer_steps import (
+from gradfree.benchmarks.timing.nets import (
     EACH,
     SEGMENTS,
     Checkpointed,
     Network,
+    RecurrentNet,
     build_trainee,
+    deep_steps,
     memory_steps,
+    recurrent_steps,
     step_costs,
 )
 from gradfree.benchmarks.timing.recurrent_layers import Chunked, LayerPass, RecurrentLayer, layers, long_layers
-from gradfree.benchmarks.timing.recurrent_models import RecurrentNet, recurrent_steps
 from gradfree.benchmarks.timing.timed import Timings
 
 ENGINE, SHOOTING = Row("backprop", "backprop", {}), Row("shooting", "shooting", {})
@@ -33,16 +33,14 @@ ENGINES = (ENGINE, *iterated("highway_bp", 1))
 FOTON = Row("foton", "foton", {"orthogonalize_every": 4})
 AGAIN = tuple(Checkpointed(f"backprop, {kept}", "backprop", {"plain": True}, kept) for kept in (EACH, SEGMENTS))
 GRU = RecurrentLayer("GRU", 2, 6, 3)
-NET = RecurrentNet("GRU", "recurrent_lm", {"vocab_size": 5, "cell": "gru", "layers": 1, "width": 4}, 2, (6,), 5)
+NET = RecurrentNet("recurrent_lm", {"vocab_size": 5, "cell": "gru", "layers": 1, "width": 4}, 2, (6,), 5, "GRU")
 PARTS = {
     "layers": Timings(layers, (GRU, RecurrentLayer("RNN", 2, 6, 3)), ENGINES, threads=1),
-    "long layers": Timings(
-        long_layers, (replace(GRU, batch_first=False),), (ENGINE, SHOOTING), 1, "", recurrent_layers.compiled_up_to(0)
-    ),
+    "long layers": Timings(long_layers, (replace(GRU, batch_first=False),), (ENGINE, SHOOTING), 1),
     "models": Timings(recurrent_steps, (NET,), ENGINES, threads=1),
     "step costs": Timings(step_costs, (Network(3, 16, 8),), (BACKPROP, FOTON), threads=1),
     "memory": Timings(memory_steps, tuple(Network(d, 8, 64) for d in (4, 16)), (BACKPROP, *AGAIN, FOTON), threads=1),
-    "deep nets": Timings(deep_steps, (mlp(4, 8, 2), mlp(3, 8, 2)), ENGINES[1:], 1, "", compiled_up_to(0)),
+    "deep nets": Timings(deep_steps, (mlp(4, 8, 2), mlp(3, 8, 2)), ENGINES[1:], 1),
 }
 
 

@@ -1,1 +1,0 @@
-"""Engines' cost and accuracy over the sizes of a net."""
