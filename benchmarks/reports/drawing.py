@@ -47,7 +47,7 @@ def spec(chart: Chart, styles: Styles) -> dict[str, Any]:
 
 def _drawn(chart: Chart, styles: Styles, shown: alt.Parameter) -> alt.LayerChart:
     named = chart.y.kind == "names"
-    subtitle = [f"grey: {what}" for what in chart.band] + [f"dotted: {what}" for what in chart.rules]
+    subtitle = [f"dotted: {what}" for what in chart.rules]
     subtitle += [f"ringed: {chart.ringed}"] if chart.ringed else []
     title = alt.TitleParams(chart.title, subtitle="; ".join(subtitle))
     layers = list(_layers(chart, styles, shown))
@@ -57,7 +57,7 @@ def _drawn(chart: Chart, styles: Styles, shown: alt.Parameter) -> alt.LayerChart
 def _layers(chart: Chart, styles: Styles, shown: alt.Parameter) -> Iterator[alt.Chart]:
     """Yield the chart's layers, from back to front."""
     points = _within(_within(chart.points, "x", chart.x), "y", chart.y)
-    x, y = _channel(alt.X, "x", chart.x, points), _channel(alt.Y, "y", chart.y, points)
+    x, y = _channel(alt.X, "x", chart.x), _channel(alt.Y, "y", chart.y)
     labels = points["label"].unique(maintain_order=True).to_list()
     colors, shapes = zip(*(styles[label] for label in labels), strict=True) if labels else ((), ())
     legend: dict[str, Any] = {"sort": None} | ({} if len(labels) > 1 else {"legend": None})
@@ -69,16 +69,11 @@ def _layers(chart: Chart, styles: Styles, shown: alt.Parameter) -> Iterator[alt.
         clicked = {"param": shown.name, "value": opacity}
         return alt.Chart(some).encode(opacity=alt.OpacityValue(0.06, condition=clicked))
 
-    for what, (low, high) in chart.band.items():
-        band = alt.Chart(pl.DataFrame({"y": [low], "high": [high], "what": [what]}))
-        yield band.mark_rect(color=_GREY, opacity=0.15, clip=True).encode(y=y, y2="high", tooltip="what:N")
     for what, value in chart.rules.items():
         across, channel = ("x", x) if chart.y.kind == "names" else ("y", y)
         rule = alt.Chart(pl.DataFrame({across: [value], "what": [what]})).mark_rule(color=_GREY, strokeDash=[2, 3])
         yield rule.encode(**{across: channel}, tooltip="what:N")
-    at, levels = points.drop_nulls("x"), points.filter(pl.col("x").is_null())
-    if levels.height:
-        yield of(levels).mark_rule(strokeDash=[6, 4], strokeWidth=2).encode(y=y, color=color, tooltip="label:N")
+    at = points.drop_nulls("x")
     if chart.lines:
         yield of(at).mark_line().encode(x=x, y=y, color=color, detail="line:N" if "line" in at.columns else "label:N")
     for name, others in (("x", {"y": y}), ("y", {"x": x})):
@@ -105,17 +100,15 @@ def _within(points: pl.DataFrame, name: str, axis: Axis) -> pl.DataFrame:
     return points.with_columns(*ends)
 
 
-def _channel(channel: Any, name: str, axis: Axis, points: pl.DataFrame) -> Any:
+def _channel(channel: Any, name: str, axis: Axis) -> Any:
     """Return the encoding of an axis, with padding for markers at its ends."""
     if axis.kind == "names":
         return channel(f"{name}:N", title=axis.title, sort=None)
-    kind: Any = "log" if axis.kind in ("log", "counts") else "linear"
+    kind: Any = "log" if axis.kind == "log" else "linear"
     scale = alt.Scale(type=kind, nice=False, zero=False, padding=14)
-    formats = {"counts": "d", "whole": "d", "log": "~g"}
+    formats = {"whole": "d", "log": "~g"}
     # No format for linear axes: it would show 95 as 1e+2.
     drawn = alt.Axis(format=formats[axis.kind]) if axis.kind in formats else alt.Axis()
-    if axis.kind == "counts":
-        drawn.values = sorted(set(points[name].drop_nulls()))
     if axis.kind == "whole":
         drawn.tickMinStep = 1
     return channel(f"{name}:Q", title=axis.title, scale=scale, axis=drawn)

@@ -23,7 +23,7 @@ class Axis:
 
     Attributes:
         title: with the unit in brackets.
-        kind: "linear", "log", "counts" (logarithmic, with a tick for each value), "whole" or "names".
+        kind: "linear", "log", "whole" or "names".
         bounds: limits of the values: 0 and 100 for a percentage.
     """
 
@@ -50,13 +50,12 @@ class Chart:
 
     Attributes:
         title: unique within a report.
-        points: as :func:`points` returns them: ``label``, ``x``, ``y`` and intervals. A point without ``x`` is
-            a horizontal line. With a column ``line``, only points of the same label and ``line`` are joined.
+        points: as :func:`points` returns them: ``label``, ``x``, ``y`` and intervals. Points without ``x`` are
+            not drawn. With a column ``line``, only points of the same label and ``line`` are joined.
         x: the horizontal axis.
         y: the vertical axis.
         lines: whether points of one label are joined.
         rules: reference lines, label to value: on the ``x`` axis if the ``y`` axis has names, else on the ``y`` axis.
-        band: a shaded range of ``y``, label to (low, high).
         ringed: legend of the points whose column ``ringed`` is true; empty if there are none.
     """
 
@@ -66,7 +65,6 @@ class Chart:
     y: Axis
     lines: bool = False
     rules: Mapping[str, float] = field(default_factory=dict)
-    band: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     ringed: str = ""
 
 

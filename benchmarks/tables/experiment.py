@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 
 from gradfree.benchmarks.records.case import Case
-from gradfree.benchmarks.records.records import Record, error_of
+from gradfree.benchmarks.records.records import Record
 from gradfree.benchmarks.tables.frames import pl
 from gradfree.benchmarks.tables.section import Section
 
@@ -87,8 +87,3 @@ def records_of_case(records: Mapping[str, Record], case: Case) -> Iterator[Recor
     """Yield the records of ``case`` for any seed, failed ones included."""
     kind, config = case.kind, case.config
     return (record for record in records.values() if record["kind"] == kind and record["config"] == config)
-
-
-def successes(records: Mapping[str, Record], case: Case) -> Iterator[Record]:
-    """Yield the records of ``case`` for any seed that did not fail."""
-    return (record for record in records_of_case(records, case) if not error_of(record))

@@ -12,8 +12,8 @@ from gradfree import Fidelity
 from gradfree.benchmarks.data.bundled import Data, digits
 from gradfree.benchmarks.data.stored import Stored
 from gradfree.benchmarks.records.case import Case, Row
-from gradfree.benchmarks.records.records import Record
-from gradfree.benchmarks.tables.experiment import Experiment, records_of_case, successes
+from gradfree.benchmarks.records.records import Record, error_of
+from gradfree.benchmarks.tables.experiment import Experiment, records_of_case
 from gradfree.benchmarks.tables.facts import table, with_means
 from gradfree.benchmarks.tables.frames import pl
 from gradfree.benchmarks.tables.section import Section
@@ -92,11 +92,6 @@ class Training(Case):
         total = fidelity.total
         return {"cosine": total.cosine, "relative_error": total.relative_error, **alignment(fidelity)}
 
-    @staticmethod
-    def cosine(probe: Mapping[str, Any]) -> float:
-        """Return the cosine that a report shows, given what is recorded of the gradient's fidelity at one step."""
-        return float(probe["cosine"])
-
 
 @dataclass(frozen=True, kw_only=True)
 class Trial(Training):
@@ -129,13 +124,14 @@ class Comparison(Experiment):
         learning_rates: ascending; each row trains at the one with the best validation score. By default, all train at
             the task's.
         rates: fixed learning rates by row label; these rows have no trials.
+        trained: the cases that train.
     """
 
     task: Task
     rows: tuple[Row, ...]
     learning_rates: tuple[float, ...] = ()
     rates: Mapping[str, float] = field(default_factory=dict)
-    trained: ClassVar[type[Training]] = Training
+    trained: type[Training] = Training
 
     def check(self) -> None:
         """Raise a UsageError if an engine is unknown, two rows have one label, or the data are missing."""
@@ -175,7 +171,7 @@ class Comparison(Experiment):
         """Return scores, cosines, costs and failures of each row, and its differences to the first row."""
         found = list(self.runs(records, device))
         trained = [record for _, _, runs in found for record in runs]
-        timed = [record for case in self.timing(device) for record in successes(records, case)]
+        timed = [r for case in self.timing(device) for r in records_of_case(records, case) if not error_of(r)]
         if not trained and not timed:
             return table([])
         environment = (*timed, *trained)[0]["environment"]
@@ -186,7 +182,7 @@ class Comparison(Experiment):
         known = list(setup_facts(self.task, rates, trained, **where))
         for (row, rate, runs), cost in zip(found, costs, strict=True):
             who = {**where, **row.fact_columns}
-            known += run_facts(self.task, row, runs, rate, self.trained.cosine, **who)
+            known += run_facts(self.task, row, runs, rate, **who)
             known += cost_facts(cost, {**costs[0], "label": baseline}, **who)
             known += [*loss_facts(runs, **who), *aligned_facts(runs, **who)]
         references = dict.fromkeys((row.name for row in self.rows), baseline)

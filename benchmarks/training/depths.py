@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from statistics import fmean
 from typing import Any, ClassVar
 
 from gradfree import Fidelity
@@ -35,17 +34,6 @@ class LayerwiseTraining(Training):
         layers = [round(agreement.cosine, 4) for agreement in fidelity.layers.values()]
         return {**super().fidelity_results(fidelity), "layers": layers}
 
-    @staticmethod
-    def cosine(probe: Mapping[str, Any]) -> float:
-        """Return the mean cosine of the hidden layers' gradients at one step."""
-        return fmean(probe["layers"][:-1])
-
-
-class _Layerwise(Comparison):
-    """A comparison with layerwise results."""
-
-    trained = LayerwiseTraining
-
 
 @dataclass(frozen=True)
 class DepthSweep(Experiment):
@@ -70,7 +58,8 @@ class DepthSweep(Experiment):
             depth: replace(self.task, name=f"{self.task.name}_{depth}", options={**self.task.options, **options})
             for depth, options in self.depths.items()
         }
-        return {depth: _Layerwise(task, self.rows, self.learning_rates) for depth, task in tasks.items()}
+        settings: dict[str, Any] = {"learning_rates": self.learning_rates, "trained": LayerwiseTraining}
+        return {depth: Comparison(task, self.rows, **settings) for depth, task in tasks.items()}
 
     def check(self) -> None:
         """Raise a UsageError as :meth:`Comparison.check` does."""
@@ -95,7 +84,7 @@ class DepthSweep(Experiment):
             for row, rate, found in comparison.runs(records, device):
                 runs += found
                 who = {"setting": f"{depth} hidden layers", "at": float(depth), "row": row.name, "series": row.name}
-                known += outcomes.run_facts(self.task, row, found, rate, LayerwiseTraining.cosine, **where, **who)
+                known += outcomes.run_facts(self.task, row, found, rate, **where, **who)
         known += outcomes.setup_facts(self.task, self.learning_rates, runs, **where)
         return with_means(table(known if runs else []), score_metric(self.task), self.references)
 
@@ -138,7 +127,7 @@ class DepthSweep(Experiment):
                 Chart(
                     f"{where}: {score.name} against depth",
                     points(facts, "at", Figure(metric), "row"),
-                    Axis("hidden layers (count)", "counts"),
+                    Axis("hidden layers (count)", "log"),
                     score_axis("test", score),
                     lines=True,
                 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from math import isfinite, isnan, nan
 from statistics import fmean
@@ -96,15 +96,7 @@ def score_metric(task: Task, split: str = "test") -> str:
     return f"{split} {task.score.name}"
 
 
-def run_facts(
-    task: Task,
-    row: Row,
-    runs: Sequence[Record],
-    learning_rate: float,
-    cosine: Callable[[Mapping[str, Any]], float],
-    /,
-    **who: Any,
-) -> Iterator[Fact]:
+def run_facts(task: Task, row: Row, runs: Sequence[Record], learning_rate: float, /, **who: Any) -> Iterator[Fact]:
     """Yield the scores and cosines of each run of a row, how many runs failed, and the engine's default options.
 
     Old records have no defaults; then those of today are taken.
@@ -120,10 +112,15 @@ def run_facts(
             for split in ("validation", "test"):
                 yield run_fact(score_metric(task, split), task.score.unit, score_in(results, split), seed, **who)
             if probes := results["fidelity"]:
-                yield run_fact(COSINE, "1", fmean(map(cosine, probes)), seed, **who)
+                yield run_fact(COSINE, "1", fmean(map(_cosine, probes)), seed, **who)
     recorded = [run["results"]["defaults"] for run in runs if "defaults" in run["results"]]
     if options := (recorded or [defaults(row.create_engine(), row.options)])[0]:
         yield fact(_OWN, "", note=f"{row.engine}({options})", **who)
+
+
+def _cosine(probe: Mapping[str, Any]) -> float:
+    """Return the gradient's cosine at one step; the mean over hidden layers if it is recorded by layer."""
+    return fmean(probe["layers"][:-1]) if "layers" in probe else float(probe["cosine"])
 
 
 def loss_facts(runs: Sequence[Record], /, **who: Any) -> Iterator[Fact]:

@@ -31,14 +31,16 @@ class Summary:
     @property
     def section(self) -> Section:
         """The section."""
+        device, threads = self.facts.select("device", "threads").row(0)
+        length = f"{self.task.steps} steps, seeds: {self._seeds}"
         return Section(
-            title=self._title,
+            title=f"{self.task.title}, {length}, device: {device}, threads: {threads}",
             facts=self.facts,
             columns=self._columns,
             setup=outcomes.setup_words(self.task, self.facts),
             legend=self._legend,
             verdicts=[self.verdict(label) for label in self._rows],
-            remarks=[*self._front_remarks(), *outcomes.edge_remarks(self.grid, self.facts)],
+            remarks=[*self._front_remark, *outcomes.edge_remarks(self.grid, self.facts)],
             charts=list(self._charts()),
             answer="" if self.task.evaluations else self._answer,  # With evaluations, it is the time to the target.
         )
@@ -86,11 +88,6 @@ class Summary:
         return max(int(self._estimate(label, FAILED).value) + self._score(label).n for label in self._rows)
 
     @property
-    def _title(self) -> str:
-        device, threads = self.facts.select("device", "threads").row(0)
-        return f"{self.task.title}, {self.task.steps} steps, seeds: {self._seeds}, device: {device}, threads: {threads}"
-
-    @property
     def _legend(self) -> str:
         step = self._estimate(self._baseline, STEP, unit="s")
         ms = [f"{1e3 * seconds:.1f}" for seconds in (step.value, step.low, step.high)]
@@ -129,12 +126,10 @@ class Summary:
         front = select(self.facts, metric=FRONT, value=1.0)["row"].to_list()
         return sorted(front, key=lambda label: self._ratio(label).value)
 
-    def _front_remarks(self) -> Iterator[str]:
-        if self._front:
-            yield (
-                f"Pareto front of step time and test {self.task.score.name}, by differences seed by seed, fastest "
-                f"first: {', '.join(self._front)}."
-            )
+    @property
+    def _front_remark(self) -> list[str]:
+        words = f"Pareto front of step time and test {self.task.score.name}, by differences seed by seed, fastest first"
+        return [f"{words}: {', '.join(self._front)}."] if self._front else []
 
     @property
     def _answer(self) -> str:
@@ -177,7 +172,7 @@ class Summary:
             yield Chart(f"{where}: training loss", losses, Axis("step (number)"), axis, True)
 
     def _cost_chart(self, title: str) -> Chart:
-        score, exact = self.task.score, self._score(self._baseline)
+        score = self.task.score
         found = points(self.facts, Figure(STEP, unit=times(self._baseline)), Figure(score_metric(self.task)))
         return Chart(
             title,
@@ -185,6 +180,5 @@ class Summary:
             Axis(f"step time, as a multiple of {self._baseline}'s (×)"),
             score_axis("test", score, "linear" if score.higher_is_better else scale_of(found["y"].to_list())),
             lines=True,
-            band={} if isnan(exact.low) else {f"{self._baseline}'s interval": (exact.low, exact.high)},
             ringed="Pareto front",
         )
