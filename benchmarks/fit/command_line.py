@@ -10,11 +10,9 @@ from collections.abc import Sequence
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
-from lightning.pytorch.strategies import StrategyRegistry
 
 from gradfree import ChainError
 from gradfree.cli import UsageError
-from gradfree.wording import no_such
 
 _HELP = """Train a LightningModule of yours, with any engine as its strategy; docs/guides/fit.md has a whole example.
 
@@ -26,17 +24,6 @@ class _CLI(LightningCLI):
         """Add options for checkpoints; by default the last one is saved, so that ``--ckpt_path last`` works."""
         parser.add_lightning_class_args(ModelCheckpoint, "checkpoint")
         parser.set_defaults({"checkpoint.save_last": True})
-
-    def before_instantiate_classes(self) -> None:
-        """Raise for an unknown strategy: Lightning's own message would not list ours.
-
-        Raises:
-            UsageError: the name is not registered.
-        """
-        name = self._get(self.config, "trainer").strategy
-        known = ["auto", *StrategyRegistry.available_strategies()]
-        if isinstance(name, str) and name.lower() not in known:
-            raise UsageError(no_such("strategy", name, known))
 
 
 def run(command: str, arguments: Sequence[str]) -> None:
