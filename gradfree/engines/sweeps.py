@@ -64,12 +64,13 @@ class SweepEngine(Engine):
             TypeError: :meth:`split` did not return one factor for each link.
         """
         tolerance = self.tolerance
-        factors = self.split(chain)
-        if type(factors) is not type(chain.constant(0.0)) or (isinstance(factors, list) and len(factors) != len(chain)):
-            got = f"a list of {len(factors)}" if isinstance(factors, list) else one(type(factors).__name__)
+        factors, expected = self.split(chain), chain.constant(0.0)
+        if type(factors) is not type(expected) or len(factors) != len(expected):
+            got = one(type(factors).__name__) + (f" of {len(factors)}" if isinstance(factors, list | tuple) else "")
             raise TypeError(
-                f"{type(self).__name__}.split must return what chain.constant or chain.residual returns, one factor "
-                f"for each of {len(chain)} links, not {got}."
+                f"{type(self).__name__}.split must return what chain.constant or chain.residual returns, "
+                f"{one(type(expected).__name__)} of {len(expected)}, one factor for each of the links (in time: of the "
+                f"state's parts), not {got}."
             )
         count = self.segments
         system = _Links(chain, direct, factors) if count is None else Segments(chain, direct, factors, count)

@@ -8,12 +8,12 @@ from functools import cached_property
 from torch import Tensor
 
 from gradfree.algebra.block_scan import Blocks
-from gradfree.algebra.cotangents import Factor
+from gradfree.algebra.cotangents import Factor, is_number
 from gradfree.chains.chain import ChainGradients
 from gradfree.chains.memory import Memory
 from gradfree.time.closed_forms import Linearised, Links, State, linearise
 from gradfree.time.gru_forward import Gates
-from gradfree.time.time_chain import SplitJacobian, TimeChain
+from gradfree.time.time_chain import Factors, TimeChain
 
 
 class CellChain(TimeChain):
@@ -61,9 +61,10 @@ class CellChain(TimeChain):
         """The diagonal of F_t that comes from the gates."""
         return self.cell.diagonal
 
-    def rest_vjp(self, delta: State, factors: SplitJacobian) -> State:
+    def rest_vjp(self, delta: State, factors: Factors) -> State:
         """Return δ_t (F_t - K_t) for t = 2..T: one matrix product with W_hh, the rest elementwise."""
-        return self.cell.vjp(delta, factors.rest, _LATER)
+        rest = [_difference(d, k) for d, k in zip(self.diagonal, factors, strict=True)]
+        return self.cell.vjp(delta, rest, _LATER)
 
     def unit_blocks(self, carried: bool) -> Blocks:
         """Return the Jacobians of the gates and, without ``carried``, of the path through the diagonals of W_hh."""
@@ -99,6 +100,13 @@ class CellChain(TimeChain):
 def _product(cotangent: Tensor, x: Tensor) -> Tensor:
     """Return the gradient of the weight of a linear map of ``x``, summed over steps and sequences."""
     return cotangent.flatten(0, 1).t() @ x.flatten(0, 1)
+
+
+def _difference(diagonal: Factor, known: Factor) -> Factor:
+    """Return ``diagonal`` - ``known``; zero costs no computation."""
+    if known is diagonal:
+        return 0.0
+    return diagonal if is_number(known, 0.0) else diagonal - known
 
 
 _LATER = slice(1, None)

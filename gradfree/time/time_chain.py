@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -18,18 +17,8 @@ from gradfree.chains.survey import LinkFindings, share
 from gradfree.errors import ChainError
 from gradfree.time.closed_forms import Links, State
 
-
-@dataclass(frozen=True)
-class SplitJacobian:
-    """F_t = K_t + J_t for all t, part by part of the state.
-
-    Attributes:
-        known: K, a number, (H,) or (T, B, H).
-        rest: the part of the gates' diagonal that is not in K and so belongs to J; 0.0 if none.
-    """
-
-    known: Sequence[Factor]
-    rest: Sequence[Factor]
+Factors = tuple[Factor, ...]
+"""K_t of all t, part by part of the state: a number, (H,) or (T, B, H)."""
 
 
 class TimeChain(Chain):
@@ -62,11 +51,11 @@ class TimeChain(Chain):
         """T, the number of steps."""
         return self.length
 
-    def constant(self, factor: Factor) -> SplitJacobian:
+    def constant(self, factor: Factor) -> Factors:
         """Return K_t = ``factor`` for every part."""
-        return self._split([factor] * len(self.states))
+        return (factor,) * len(self.states)
 
-    def residual(self, weight: float = 1.0) -> SplitJacobian:
+    def residual(self, weight: float = 1.0) -> Factors:
         """Return ``weight`` times the gates' diagonal."""
         if weight == 0.0:
             return self.constant(0.0)
@@ -75,17 +64,13 @@ class TimeChain(Chain):
                 "the cell has no gate that carries its state from step to step. Use an engine that needs no gate: "
                 "'fixed_point', 'truncated' or 'dsf'."
             )
-        if weight == 1.0:
-            return SplitJacobian(self.diagonal, [0.0] * len(self.diagonal))
-        return SplitJacobian([d * weight for d in self.diagonal], [d * (1.0 - weight) for d in self.diagonal])
+        return tuple(d if weight == 1.0 else d * weight for d in self.diagonal)
 
-    def mean_residual(self, momentum: float) -> SplitJacobian:
+    def mean_residual(self, momentum: float) -> Factors:
         """Return the running mean of the gates over steps and sequences, unit by unit."""
-        return self._split(
-            [
-                running_mean(self.memory, f"{self.name}.{n}", self._mean(d), momentum) if isinstance(d, Tensor) else d
-                for n, d in enumerate(self.residual().known)
-            ]
+        return tuple(
+            running_mean(self.memory, f"{self.name}.{n}", self._mean(d), momentum) if isinstance(d, Tensor) else d
+            for n, d in enumerate(self.residual())
         )
 
     def _mean(self, d: Tensor) -> Tensor:
@@ -93,16 +78,12 @@ class TimeChain(Chain):
         d = d.to(torch.promote_types(d.dtype, torch.float32))
         return d.mean((0, 1)) if self.valid is None else (d * self.valid).sum((0, 1)) / self.valid.sum()
 
-    def _split(self, known: Sequence[Factor]) -> SplitJacobian:
-        pairs = zip(self.diagonal, known, strict=True)
-        return SplitJacobian(known, [d if is_number(k, 0.0) else d - k for d, k in pairs])
-
-    def scan(self, terms: State, factors: SplitJacobian) -> State:
+    def scan(self, terms: State, factors: Factors) -> State:
         """Solve δ_t = terms_t + δ_{t+1} K_{t+1}, separately for each part."""
-        pairs = zip(terms, factors.known, strict=True)
+        pairs = zip(terms, factors, strict=True)
         return tuple(None if part is None else scan_along(part, factor) for part, factor in pairs)
 
-    def pull(self, direct: State, delta: State, factors: SplitJacobian) -> State:
+    def pull(self, direct: State, delta: State, factors: Factors) -> State:
         """Return e_t + δ_{t+1} (F_{t+1} - K_{t+1}) for all t at once."""
         return tuple(map(shifted_sum, direct, self.rest_vjp(delta, factors)))
 
@@ -145,7 +126,7 @@ class TimeChain(Chain):
         """
 
     @abstractmethod
-    def rest_vjp(self, delta: State, factors: SplitJacobian) -> State:
+    def rest_vjp(self, delta: State, factors: Factors) -> State:
         """Return δ_t (F_t - K_t) for t = 2..T."""
 
     @abstractmethod

@@ -17,7 +17,7 @@ from gradfree.chains.refusals import hooked, tapped
 from gradfree.errors import RANDOM_CELL, ChainError
 from gradfree.time.cell_layer import ElementwiseCell, apply_cell, output_size, unit_blocks
 from gradfree.time.closed_forms import Links, State
-from gradfree.time.time_chain import SplitJacobian, TimeChain
+from gradfree.time.time_chain import Factors, TimeChain
 from gradfree.torchside.batched_vjps import batched_vjps
 from gradfree.torchside.graph import walk
 from gradfree.torchside.guards import refuse_other_values
@@ -89,7 +89,7 @@ class UnrolledChain(TimeChain):
     def _blocks(self) -> Blocks:
         return unit_blocks(self.after, self.before)
 
-    def constant(self, factor: Factor) -> SplitJacobian:
+    def constant(self, factor: Factor) -> Factors:
         """Return K_t = ``factor`` for every part of the state."""
         own = len(self.states) - self._extra_outputs
         widths = {state.shape[-1] for state in self.states[self._extra_outputs :]}
@@ -98,20 +98,16 @@ class UnrolledChain(TimeChain):
                 f"the parts of the cell's state have {sorted(widths)} units, so one vector of numbers does not fit "
                 "all. Use one number for all units, for example DSF's feedback=0.7."
             )
-        return self._split([*[0.0] * self._extra_outputs, *[factor] * own])
-
-    def _split(self, known: Sequence[Factor]) -> SplitJacobian:
-        """Return K without J: :meth:`rest_vjp` needs only K."""
-        return SplitJacobian(known, [0.0] * len(known))
+        return (*[0.0] * self._extra_outputs, *[factor] * own)
 
     def unit_blocks(self, carried: bool) -> Blocks:
         """Return the unit-by-unit Jacobians of an elementwise cell, which are all of F_t."""
         return self._blocks
 
-    def rest_vjp(self, delta: State, factors: SplitJacobian) -> State:
+    def rest_vjp(self, delta: State, factors: Factors) -> State:
         """Return δ_t (F_t - K_t) for t = 2..T."""
         vjps = self._vjp(delta, self.before)
-        whole = (plus(v, times(d, -known)) for v, d, known in zip(vjps, delta, factors.known, strict=True))
+        whole = (plus(v, times(d, -known)) for v, d, known in zip(vjps, delta, factors, strict=True))
         return tuple(None if v is None else v[1:] for v in whole)
 
     def jacobians(self) -> Tensor:
