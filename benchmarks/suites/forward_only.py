@@ -87,21 +87,21 @@ _RARELY = (Row(f"foton every {steps}", "foton", {"orthogonalize_every": steps}) 
 _COSTLY = (BACKPROP, ORTHOGONAL, FOTON, TANGENT, STREAMING, *_RARELY, DFA, FA, PEPITA)
 
 FORWARD_ONLY: Suite = (
-    DepthSweep(MNIST, _mlps(5, 20, 50), ROWS, _RATES),
-    DepthSweep(_LENET, {4: {}}, ROWS, _RATES),
-    DepthSweep(CIFAR10, _mlps(5, 20), ROWS, _RATES),
-    DepthSweep(_CONVNET, {3 * depth: {"stage_depth": depth} for depth in (1, 2)}, ROWS, _RATES),
-    DepthSweep(ORTHOGONAL_DIGITS, _mlps(2, 10, 50), (*ROWS, FA), _RATES),
-    DepthSweep(_RELU_DIGITS, _mlps(2, 5, 10), (*_orthogonal(1.0), BACKPROP, DFA, PEPITA), _RATES),
+    DepthSweep(MNIST, ROWS, _RATES, depths=_mlps(5, 20, 50)),
+    DepthSweep(_LENET, ROWS, _RATES, depths={4: {}}),
+    DepthSweep(CIFAR10, ROWS, _RATES, depths=_mlps(5, 20)),
+    DepthSweep(_CONVNET, ROWS, _RATES, depths={3 * depth: {"stage_depth": depth} for depth in (1, 2)}),
+    DepthSweep(ORTHOGONAL_DIGITS, (*ROWS, FA), _RATES, depths=_mlps(2, 10, 50)),
+    DepthSweep(_RELU_DIGITS, (*_orthogonal(1.0), BACKPROP, DFA, PEPITA), _RATES, depths=_mlps(2, 5, 10)),
     Timings(step_costs, (Network(depth=20, width=512, batch=256),), _COSTLY, threads=2),
 )
 
 _TEMPERATURES = (COLD, WARM, FOTON, TANGENT)
 
 TEMPERATURE: Suite = (
-    DepthSweep(MNIST, _mlps(5, 20), _TEMPERATURES, _RATES),
-    DepthSweep(CIFAR10, _mlps(5, 20), _TEMPERATURES, _RATES),
-    DepthSweep(ORTHOGONAL_DIGITS, _mlps(10), _TEMPERATURES, _RATES),
+    DepthSweep(MNIST, _TEMPERATURES, _RATES, depths=_mlps(5, 20)),
+    DepthSweep(CIFAR10, _TEMPERATURES, _RATES, depths=_mlps(5, 20)),
+    DepthSweep(ORTHOGONAL_DIGITS, _TEMPERATURES, _RATES, depths=_mlps(10)),
 )
 """FOTON's temperature, fixed and learnt, and the limit of a small perturbation with the learnt one."""
 

@@ -71,12 +71,12 @@ class Training(Case):
         about = {"sizes": sizes(model, data), "defaults": defaults(engine, self.row.options)}
         losses, fidelity, curve = [], [], []
         # Attached for the whole run: engines keep running means, feedback and the number of steps.
-        with task.attach(engine, model) as handle:
+        with engine.attach(model, task.chains) as handle:
             for step, batch in enumerate(task.batches(data.train, self.seed)):
                 optimizer.zero_grad()
                 loss = task.loss(model(batch.inputs), batch.targets)
                 if step in _spread(_PROBES, task.steps):
-                    fidelity.append({"step": step, **self.fidelity_results(loss_fidelity(loss, model, handle))})
+                    fidelity.append({"step": step, **self.probe(loss_fidelity(loss, model, handle))})
                 loss.backward()
                 optimizer.step()
                 schedule.step()
@@ -87,7 +87,7 @@ class Training(Case):
         scores = {name: task.score.of(model, getattr(data, name)) for name in self.scored}
         return {"losses": losses, "fidelity": fidelity, **scores, **about} | ({"curve": curve} if curve else {})
 
-    def fidelity_results(self, fidelity: Fidelity) -> dict[str, Any]:
+    def probe(self, fidelity: Fidelity) -> dict[str, Any]:
         """Return what to record of the gradient's fidelity at one step."""
         total = fidelity.total
         return {"cosine": total.cosine, "relative_error": total.relative_error, **alignment(fidelity)}
@@ -148,15 +148,20 @@ class Comparison(Experiment):
         if isinstance(self.task.data, Stored):
             self.task.data.folder()
 
+    @property
+    def trainings(self) -> list[tuple[Task, Row]]:
+        """Each row with the task that it is trained on."""
+        return [(self.task, row) for row in self.rows]
+
     def trials(self, device: str) -> Iterator[Trial]:
         """Yield a run of each row at each learning rate."""
-        return (trial for row in self.rows for trial in self._trials(row, device))
+        return (trial for task, row in self.trainings for trial in self._trials(task, row, device))
 
     def training(self, seed: int, device: str, records: Mapping[str, Record]) -> Iterator[Training | None]:
         """Yield one training run of each row; ``None`` if the learning rate is not chosen yet."""
-        for row in self.rows:
-            task = self._tuned(row, device, records)
-            yield self.trained(task=task, row=row, device=device, seed=seed) if task else None
+        for task, row in self.trainings:
+            tuned = self._tuned(task, row, device, records)
+            yield self.trained(task=tuned, row=row, device=device, seed=seed) if tuned else None
 
     def timing(self, device: str) -> Iterator[Case]:
         """Yield the case that measures the rows' time and memory."""
@@ -164,7 +169,7 @@ class Comparison(Experiment):
 
     def runs(self, records: Mapping[str, Record], device: str) -> Iterator[tuple[Row, float, list[Record]]]:
         """Yield each row with its learning rate, NaN if not chosen yet, and the records of its runs."""
-        for row, case in zip(self.rows, self.training(0, device, records), strict=True):
+        for (_, row), case in zip(self.trainings, self.training(0, device, records), strict=True):
             yield row, case.task.learning_rate if case else nan, list(records_of_case(records, case)) if case else []
 
     def facts(self, records: Mapping[str, Record], device: str) -> pl.DataFrame:
@@ -193,19 +198,19 @@ class Comparison(Experiment):
         """Return the section with the table of the rows, their verdicts, and charts of scores and gradients."""
         return Summary(self.task, self.learning_rates, facts).section
 
-    def _trials(self, row: Row, device: str) -> list[Trial]:
-        tasks = [replace(self.task, learning_rate=rate) for rate in self.learning_rates]
-        return [Trial(task=task, row=row, device=device) for task in tasks]
+    def _trials(self, task: Task, row: Row, device: str) -> list[Trial]:
+        tasks = [replace(task, learning_rate=rate) for rate in self.learning_rates]
+        return [Trial(task=tried, row=row, device=device) for tried in tasks]
 
-    def _tuned(self, row: Row, device: str, records: Mapping[str, Record]) -> Task | None:
+    def _tuned(self, task: Task, row: Row, device: str, records: Mapping[str, Record]) -> Task | None:
         """Return the task with the row's learning rate, ``None`` if it is not chosen yet."""
         if row.label in self.rates:
-            return replace(self.task, learning_rate=self.rates[row.label])
+            return replace(task, learning_rate=self.rates[row.label])
         if not self.learning_rates:
-            return self.task
-        trials = self._trials(row, device)
+            return task
+        trials = self._trials(task, row, device)
         if not all(trial.id in records for trial in trials):
             return None
-        goodness = self.task.score.goodness
+        goodness = task.score.goodness
         # A failed trial counts like a diverged one.
         return max(trials, key=lambda trial: goodness(score_in(records[trial.id]["results"], "validation"))).task

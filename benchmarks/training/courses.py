@@ -36,7 +36,7 @@ class CourseRun:
         self.optimizer, self.schedule = task.create_optimizer(self.model)
         self.batches = task.batches(task.on(case.device, task.data().train), case.seed)
         engine = row.create_engine()
-        task.attach(engine, self.model)
+        engine.attach(self.model, task.chains)
         # For engines that iterate only in the backward pass, figures would cost another sweep.
         self.with_figures = bool(engine.forwards)
 

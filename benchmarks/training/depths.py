@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 from gradfree import Fidelity
@@ -13,7 +13,6 @@ from gradfree.benchmarks.records.records import Record
 from gradfree.benchmarks.tables import verdict
 from gradfree.benchmarks.tables.chart import Axis, Chart, points, score_axis
 from gradfree.benchmarks.tables.column import Column, Figure
-from gradfree.benchmarks.tables.experiment import Experiment
 from gradfree.benchmarks.tables.facts import Fact, difference_to, estimates, select, table, with_means
 from gradfree.benchmarks.tables.frames import pl
 from gradfree.benchmarks.tables.section import Section
@@ -29,62 +28,46 @@ class LayerwiseTraining(Training):
 
     kind: ClassVar[str] = "layerwise training"
 
-    def fidelity_results(self, fidelity: Fidelity) -> dict[str, Any]:
+    def probe(self, fidelity: Fidelity) -> dict[str, Any]:
         """Return the fidelity of the whole gradient, and the cosine of each layer's gradient in order."""
         layers = [round(agreement.cosine, 4) for agreement in fidelity.layers.values()]
-        return {**super().fidelity_results(fidelity), "layers": layers}
+        return {**super().probe(fidelity), "layers": layers}
 
 
 @dataclass(frozen=True)
-class DepthSweep(Experiment):
-    """Engines on one task at several depths.
+class DepthSweep(Comparison):
+    """Engines on one task at several depths, untimed; each row has a learning rate at each depth.
 
     Attributes:
-        task: the task.
         depths: options of the task's model by number of hidden layers, ascending.
-        rows: the engines; the first is the baseline.
-        learning_rates: ascending; at each depth, each row trains at the one with the best validation score.
     """
 
-    task: Task
-    depths: Mapping[int, Mapping[str, Any]]
-    rows: tuple[Row, ...]
-    learning_rates: tuple[float, ...]
+    trained: type[Training] = LayerwiseTraining
+    depths: Mapping[int, Mapping[str, Any]] = field(kw_only=True)
 
     @property
-    def comparisons(self) -> dict[int, Comparison]:
-        """The comparison at each depth."""
-        tasks = {
-            depth: replace(self.task, name=f"{self.task.name}_{depth}", options={**self.task.options, **options})
+    def trainings(self) -> list[tuple[Task, Row]]:
+        """Each row at each depth."""
+        tasks = [
+            replace(self.task, name=f"{self.task.name}_{depth}", options={**self.task.options, **options})
             for depth, options in self.depths.items()
-        }
-        settings: dict[str, Any] = {"learning_rates": self.learning_rates, "trained": LayerwiseTraining}
-        return {depth: Comparison(task, self.rows, **settings) for depth, task in tasks.items()}
+        ]
+        return [(task, row) for task in tasks for row in self.rows]
 
-    def check(self) -> None:
-        """Raise a UsageError as :meth:`Comparison.check` does."""
-        Comparison(self.task, self.rows).check()
-
-    def trials(self, device: str) -> Iterator[Case]:
-        """Yield a run of each row at each depth and learning rate."""
-        for comparison in self.comparisons.values():
-            yield from comparison.trials(device)
-
-    def training(self, seed: int, device: str, records: Mapping[str, Record]) -> Iterator[Case | None]:
-        """Yield one training run of each row at each depth; ``None`` if the learning rate is not chosen yet."""
-        for comparison in self.comparisons.values():
-            yield from comparison.training(seed, device, records)
+    def timing(self, device: str) -> Iterator[Case]:
+        """Yield nothing."""
+        return iter(())
 
     def facts(self, records: Mapping[str, Record], device: str) -> pl.DataFrame:
         """Return scores and cosines of each row at each depth, and its differences to its reference."""
         where = {"task": self.task.name, "device": device}
         known: list[Fact] = []
         runs: list[Record] = []
-        for depth, comparison in self.comparisons.items():
-            for row, rate, found in comparison.runs(records, device):
-                runs += found
-                who = {"setting": f"{depth} hidden layers", "at": float(depth), "row": row.name, "series": row.name}
-                known += outcomes.run_facts(self.task, row, found, rate, **where, **who)
+        depths = (depth for depth in self.depths for _ in self.rows)
+        for depth, (row, rate, found) in zip(depths, self.runs(records, device), strict=True):
+            runs += found
+            who = {"setting": f"{depth} hidden layers", "at": float(depth), "row": row.name, "series": row.name}
+            known += outcomes.run_facts(self.task, row, found, rate, **where, **who)
         known += outcomes.setup_facts(self.task, self.learning_rates, runs, **where)
         return with_means(table(known if runs else []), score_metric(self.task), self.references)
 

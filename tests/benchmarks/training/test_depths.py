@@ -21,11 +21,11 @@ ORTHOGONAL = SGDTask(
     steps=8,
     momentum=0.9,
 )
-SWEEP = DepthSweep(ORTHOGONAL, {2: {"depth": 2}, 3: {"depth": 3}}, (PLAIN, FOTON), (0.1, 0.3))
+SWEEP = DepthSweep(ORTHOGONAL, (PLAIN, FOTON), (0.1, 0.3), depths={2: {"depth": 2}, 3: {"depth": 3}})
 
 
 def run(row):
-    task = SWEEP.comparisons[3].task
+    task, _ = SWEEP.trainings[-1]
     return LayerwiseTraining(task=task, row=row, device="cpu", seed=0).run()
 
 
