@@ -67,8 +67,8 @@ def run(
     job = Job(model, data, loss, paths, device)
     net = built.to(device).train()
     start = monotonic()
-    with Console(stderr=True).status("") as status:
-        standings = contest(job, net, rows, (1 - _COMPILING) * budget, status.update)
+    with Console(stderr=True).status("engines") as status:
+        standings = contest(job, net, rows, (1 - _COMPILING) * budget)
         status.update(COMPILED)
         left = budget - (monotonic() - start)
         standings.compiled = compiled_cost(job, torch.get_num_threads(), max(left, _COMPILING * budget))

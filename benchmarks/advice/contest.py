@@ -50,7 +50,6 @@ _STATE_HINT = (
 )
 _describe = "{0.__class__.__name__}: {0}".format
 """Returns the text stored for an error."""
-Say = Callable[[str], None]
 
 
 @dataclass(eq=False)
@@ -143,7 +142,7 @@ def is_exact(engine: str) -> bool:
     return bool(engine_class(engine).exact_ones())
 
 
-def contest(job: Job, model: nn.Module, rows: Sequence[Row], seconds: float, say: Say) -> Standings:
+def contest(job: Job, model: nn.Module, rows: Sequence[Row], seconds: float) -> Standings:
     """Time autograd and ``rows`` in turns, until the time is over or the maximal number of rounds is reached.
 
     A row whose first turn is much slower than autograd's has no further turns.
@@ -153,13 +152,11 @@ def contest(job: Job, model: nn.Module, rows: Sequence[Row], seconds: float, say
         model: the model to copy.
         rows: the rows to try, the most promising first.
         seconds: the time limit; a step that has begun is finished.
-        say: called with the current activity.
 
     Raises:
         UsageError: autograd fails.
     """
     end = monotonic() + seconds
-    say("autograd")
     plain = _autograd(job, model)
     usual, standings = plain.turn(job, 0), Standings([plain])
     for candidate in rows:
@@ -168,16 +165,14 @@ def contest(job: Job, model: nn.Module, rows: Sequence[Row], seconds: float, say
         if late and len(standings.contestants) > 1:
             standings.untried.append(candidate.label)
             continue
-        say(candidate.label)
         if problems := candidate.create_engine().validate(copy.deepcopy(model), job.chains, batch=job.inputs).problems:
             standings.failures[candidate.label] = "; ".join(problems)
             continue
         with collecting_errors(standings.failures, candidate.label, _describe):
             standings.contestants.append(_tried(candidate, model, plain, job, usual))
     close = [c for c in standings.contestants if c.first_ratio is None]
-    _take_turns(close, job, standings, end, say)
+    _take_turns(close, job, standings, end)
     for contestant in close:
-        say(f"memory of {contestant.row.label}")
         step = partial(contestant.step, job.batches[0])
         contestant.memory = peak_memory(step, torch.device(job.device))
         contestant.cost = statistics(contestant.times, plain.times)
@@ -226,14 +221,13 @@ def _tried(candidate: Row, model: nn.Module, plain: Contestant, job: Job, usual:
     return contestant
 
 
-def _take_turns(close: list[Contestant], job: Job, standings: Standings, end: float, say: Say) -> None:
+def _take_turns(close: list[Contestant], job: Job, standings: Standings, end: float) -> None:
     """Time ``close`` in rounds until the time ``end``, with at least ``_FEWEST`` and at most ``_MOST`` rounds."""
     for n in range(_MOST):
         if n >= _FEWEST and monotonic() > end:
             return
         for contestant in list(close):
             label = contestant.row.label
-            say(f"{label}, round {n + 1}")
             with collecting_errors(standings.failures, label, _describe):
                 contestant.times.append(contestant.turn(job, n))
             if label in standings.failures:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass, replace
@@ -27,6 +28,7 @@ from gradfree.benchmarks.tasks.task import Task
 from gradfree.benchmarks.training.comparison import Comparison
 from gradfree.benchmarks.training.target import TimeToTarget
 from gradfree.cli import UsageError
+from gradfree.entries import MODELS, lookup
 from gradfree.wording import no_such
 
 TASKS: dict[str, Task] = {task.name: task for task in (*catalogue.TASKS, *forward_only.TASKS, *LONG_TASKS)}
@@ -211,7 +213,7 @@ def _with_length(task: Task, length: int) -> Task:
 
 
 def _with_depth(task: Task, depth: int) -> Task:
-    known = task.known_options
+    known = inspect.signature(task.builder.load() if task.builder else lookup(MODELS, task.model)).parameters
     option = next((name for name in _DEPTHS if name in known), None)
     if option is None:
         raise UsageError(f"the model {task.model!r} has no --depth; its options are: {', '.join(known)}.")

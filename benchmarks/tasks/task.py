@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -13,13 +12,11 @@ import torch
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler, OneCycleLR
 
-from gradfree import Engine, create_model
+from gradfree import create_model
 from gradfree.benchmarks.data.bundled import Data, Split
 from gradfree.benchmarks.records.case import ADDED
 from gradfree.benchmarks.tasks.imported import Imported
-from gradfree.chains.handle import Handle
 from gradfree.cli import UsageError
-from gradfree.entries import MODELS, lookup
 
 if TYPE_CHECKING:
     from torchmetrics import Metric
@@ -139,20 +136,11 @@ class Task:
         settings = ", ".join(f"{name}={value}" for name, value in defaults.items() if value)
         return type(optimizer).__name__ + (f"({settings})" if settings else "")
 
-    @property
-    def known_options(self) -> list[str]:
-        """The names of the model's options."""
-        function = self.builder.load() if self.builder else lookup(MODELS, self.model)
-        return list(inspect.signature(function).parameters)
-
     def create_model(self, seed: int) -> nn.Module:
         """Return the model initialised with ``seed``."""
         torch.manual_seed(seed)
-        return self.build().to(dtype=self._dtype)
-
-    def build(self) -> nn.Module:
-        """Return a new model."""
-        return self.builder.build(**self.options) if self.builder else create_model(self.model, **self.options)
+        model = self.builder.build(**self.options) if self.builder else create_model(self.model, **self.options)
+        return model.to(dtype=self._dtype)
 
     def check(self) -> None:
         """Raise if the task cannot be trained.
@@ -175,10 +163,6 @@ class Task:
         if loss.numel() != 1:
             shape = tuple(loss.shape)
             raise UsageError(f"{self.title} cannot be trained: its loss is not a scalar, but has shape {shape}.")
-
-    def attach(self, engine: Engine, model: nn.Module) -> Handle:
-        """Attach ``engine`` to the model's chains."""
-        return engine.attach(model, self.chains)
 
     def on(self, device: str, split: Split) -> Split:
         """Return ``split`` on ``device``, in the task's dtype."""

@@ -46,7 +46,7 @@ class Trainee:
         model = task.create_model(seed).to(device)
         optimizer, _ = task.create_optimizer(model)
         batch = task.on(device, next(task.batches(task.data().train, seed)))
-        task.attach(row.create_engine(), model)
+        row.create_engine().attach(model, task.chains)
         return cls(model, optimizer, task.loss, batch.inputs, batch.targets)
 
     def passes(self) -> None:
