@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import partial
-from typing import Any, ClassVar, NamedTuple
+from dataclasses import dataclass, field
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -19,7 +18,7 @@ from gradfree.time.forward import LayerCall
 _FIRST_PAUSE = 50
 
 
-@dataclass(frozen=True)
+@dataclass
 class Pass:
     """A forward or backward pass through one chain that may run in sweeps.
 
@@ -28,6 +27,7 @@ class Pass:
         what: "forward" or "backward".
         name: the chain's name in ``memory``.
         memory: the engine's tensors of the chain, which last from pass to pass.
+        outcome: of the sweeps; ``None`` if the pass ran sequentially from the start, or has not run.
     """
 
     failure: ClassVar[str] = "does not converge"
@@ -36,6 +36,7 @@ class Pass:
     what: str
     name: str
     memory: dict[str, Tensor]
+    outcome: Outcome | None = field(default=None, init=False)
 
     @property
     def key(self) -> str:
@@ -47,25 +48,21 @@ class Pass:
         """Whether the pass must run sequentially, because an earlier one has not converged."""
         return self._pause[0] > 0
 
-    def learn(self, outcome: Outcome, plan: Any) -> None:
+    def learn(self, outcome: Outcome) -> None:
         """Learn from sweeps that have converged: by default nothing."""
 
-    def remember(self, outcome: Outcome | None, plan: Any = None) -> None:
+    def remember(self) -> None:
         """Store the outcome: a pass that has not converged pauses sweeps for the next passes, longer each time.
 
         Only backward passes call this, so that a checkpoint's second forward pass runs like the first one.
-
-        Args:
-            outcome: of the sweeps; ``None`` if the pass ran sequentially from the start.
-            plan: of the sweeps.
         """
-        wait, pause = self._pause
+        outcome, (wait, pause) = self.outcome, self._pause
         if outcome is None:
             if wait:
                 self._keep(wait - 1, pause)
         elif outcome.settled:
             self.memory.pop(self._pause_key, None)
-            self.learn(outcome, plan)
+            self.learn(outcome)
         # A NaN mismatch says nothing about the next pass.
         elif outcome.mismatches[-1] == outcome.mismatches[-1]:
             self._keep(*[2 * pause or _FIRST_PAUSE] * 2)
@@ -77,13 +74,15 @@ class Pass:
                     stacklevel=2,
                 )
 
-    def report(self, chain: Chain, outcome: Outcome) -> None:
+    def report(self, chain: Chain) -> None:
         """Report the figures of the pass to :func:`gradfree.engine_figures`."""
+        if self.outcome is None:
+            return
         prefix = "" if self.what == "backward" else f"{self.what} "
         figures = {
-            "sweeps": outcome.sweeps,
-            "mismatch": outcome.mismatches[-1],
-            "sequential": not outcome.settled,
+            "sweeps": self.outcome.sweeps,
+            "mismatch": self.outcome.mismatches[-1],
+            "sequential": not self.outcome.settled,
         }
         for name, figure in figures.items():
             chain.offer(prefix + name, lambda figure=figure: torch.tensor(float(figure)))  # type: ignore[misc]
@@ -103,20 +102,12 @@ class Pass:
         self.memory[self._pause_key] = torch.tensor([wait, pause], device="cpu")
 
 
-class FinishedPass(NamedTuple):
-    """A pass that has run, and its outcome and plan: ``None`` if it ran sequentially from the start."""
-
-    chain_pass: Pass
-    outcome: Outcome | None = None
-    plan: Any = None
-
-
 def record_passes(chain: Chain, *passes: object) -> None:
-    """Remember the outcomes of the finished ones among ``passes``, and report their figures."""
-    for chain_pass, outcome, plan in (each for each in passes if isinstance(each, FinishedPass)):
-        chain_pass.remember(outcome, plan)
-        if outcome is not None:
-            chain_pass.report(chain, outcome)
+    """Remember the outcomes of ``passes``, as far as they are a :class:`Pass`, and report their figures."""
+    for each in passes:
+        if isinstance(each, Pass):
+            each.remember()
+            each.report(chain)
 
 
 def left_to_torch(call: LayerCall, owner: str, swept: bool) -> Sequence[Callable[[], None]] | None:
@@ -136,4 +127,4 @@ def left_to_torch(call: LayerCall, owner: str, swept: bool) -> Sequence[Callable
     paused = [each for each in passes if each.is_paused]
     if (swept and not paused) or not own_kernel_is_faster(call.mode, call.length, call.like, call.packed):
         return None
-    return [partial(each.remember, None) for each in paused]
+    return [each.remember for each in paused]

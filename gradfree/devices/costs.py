@@ -50,44 +50,30 @@ _ONEDNN = StepCost(1.0)
 """The cost of oneDNN's LSTM, whose steps have almost no start-up time: measured."""
 
 
-def step_cost(device: torch.device, units: int, known: bool) -> StepCost:
-    """Return the cost of a step that runs as separate torch operations: measured on a CPU, else an estimate.
-
-    Args:
-        device: where the chain runs.
-        units: H.
-        known: whether the cell is one of torch's.
-    """
-    if device.type != "cpu":
-        return StepCost(2**25 / units**2)
-    return StepCost((16.0 if known else 128.0) * min(1.0, (64 / units) ** 0.5))
-
-
-def kernel_cost(like: Tensor, kind: str) -> StepCost:
-    """Return the cost of a forward step in torch's kernel for whole sequences: measured on a CPU, else an estimate.
+def step_cost(like: Tensor, kind: str, fused: bool) -> StepCost:
+    """Return the cost of a forward step: measured on a CPU, else an estimate.
 
     Args:
         like: a state, (B, H), not read.
-        kind: the torch cell.
+        kind: the kind of cell, :attr:`~gradfree.time.forward.Recurrence.kind`.
+        fused: whether torch's kernel for whole sequences runs the steps; otherwise they are separate torch operations.
     """
-    if _runs_onednn(like, kind):
-        return _ONEDNN
     units = like.shape[1]
-    if runs_cudnn(like.device) and like.dtype in _PERSISTENT_DTYPES and units <= _PERSISTENT_UNITS:
+    if fused and _runs_onednn(like, kind):
+        return _ONEDNN
+    if fused and runs_cudnn(like.device) and like.dtype in _PERSISTENT_DTYPES and units <= _PERSISTENT_UNITS:
         # 0.6 µs for a step of 64 units and about 0.01 µs for each row, also in segments.
         return StepCost(64.0)
-    return step_cost(like.device, units, known=True)
+    if like.device.type != "cpu":
+        return StepCost(2**25 / units**2)
+    # A step of another cell consists of more operations, so that its start-up time is longer.
+    return StepCost((128.0 if kind in ("separate units", "any") else 16.0) * min(1.0, (64 / units) ** 0.5))
 
 
 def _runs_onednn(like: Tensor, kind: str) -> bool:
     """Return whether torch runs both passes of a layer of ``kind`` with states ``like`` by oneDNN."""
     exact = like.device.type == "cpu" and like.dtype is torch.float32
     return kind == "LSTM" and exact and torch.backends.mkldnn.is_available()
-
-
-def is_torch_cell(kind: str) -> bool:
-    """Return whether ``kind`` is one of torch's cells."""
-    return kind not in ("separate units", "any")
 
 
 def segments_pay(length: int, batch: int, cost: StepCost, burn: int) -> bool:
@@ -140,10 +126,8 @@ def newton_break_even_sweeps(length: int, like: Tensor, kind: str) -> int:
         like: a state, (B, H), on the chain's device; not read.
         kind: the kind of cell, :attr:`~gradfree.time.forward.Recurrence.kind`.
     """
-    batch, units = like.shape
-    cost = (
-        _ONEDNN if kind == "LSTM" and like.device.type == "cpu" else step_cost(like.device, units, is_torch_cell(kind))
-    )
+    batch = len(like)
+    cost = _ONEDNN if kind == "LSTM" and like.device.type == "cpu" else step_cost(like, kind, fused=False)
     worth = int(length * cost.step(batch) / (_SWEEP_START + _SWEEP_ROW * length * batch / cost.free))
     return worth if worth >= (_FEWEST_EXACT if kind == "separate units" else _FEWEST) else 0
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from gradfree.algebra.block_scan import block_scan, clamped, transposed
 from gradfree.chains.chain import ChainGradients
 from gradfree.convergence.outcome import Outcome, StoppingRule, largest, relative
-from gradfree.convergence.passes import FinishedPass, Pass, record_passes
+from gradfree.convergence.passes import Pass, record_passes
 from gradfree.newton.iteration import NewtonOptions, iterate
 from gradfree.time.closed_forms import State
 from gradfree.time.time_chain import TimeChain
@@ -29,16 +29,16 @@ def newton_gradients(chain: TimeChain, direct: State, options: NewtonOptions) ->
     return chain.backpropagate(direct) if delta is None else chain.gradients(delta)
 
 
-def _try_sweeps(chain: TimeChain, direct: State, options: NewtonOptions) -> tuple[State | None, FinishedPass | None]:
+def _try_sweeps(chain: TimeChain, direct: State, options: NewtonOptions) -> tuple[State | None, Pass | None]:
     """Return δ, ``None`` if sweeps do not converge; and the pass, ``None`` if sweeps cannot be used."""
     stopping = options.stopping(len(chain), chain.like[0], chain.kind)
     if stopping is None or any(e is not None and e.dim() != 3 for e in direct):
         return None, None
     chain_pass = Pass(chain.path, "backward", chain.name, chain.memory.of("newton"))
     if chain_pass.is_paused:
-        return None, FinishedPass(chain_pass)
-    delta, outcome = _solve(chain, direct, options, stopping)
-    return delta if outcome.settled else None, FinishedPass(chain_pass, outcome)
+        return None, chain_pass
+    delta, chain_pass.outcome = _solve(chain, direct, options, stopping)
+    return delta if chain_pass.outcome.settled else None, chain_pass
 
 
 def _solve(chain: TimeChain, direct: State, options: NewtonOptions, stopping: StoppingRule) -> tuple[State, Outcome]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from gradfree.convergence.passes import FinishedPass, Pass
+from gradfree.convergence.passes import Pass
 from gradfree.newton.all_steps import AllSteps
 from gradfree.newton.iteration import NewtonOptions, iterate
 from gradfree.time.forward import Forward, Recurrence, Trajectory, run_each_direction, run_sequentially
@@ -47,13 +47,13 @@ class NewtonForward(Forward):
         stopping = self.options.stopping(len(x), like, recurrence.kind)
         assert stopping is not None
         if chain_pass.is_paused:
-            return run_sequentially(recurrence)._replace(passes=[FinishedPass(chain_pass)])
+            return run_sequentially(recurrence)._replace(passes=[chain_pass])
         steps = AllSteps.create(recurrence, self.options.jacobian)
         start = steps.start()
         states, outcome = iterate(steps.sweep, start, stopping, start, recurrence.kind == "separate units")
-        passes = [FinishedPass(chain_pass, outcome)]
+        chain_pass.outcome = outcome
         if not outcome.settled:
-            return run_sequentially(recurrence)._replace(passes=passes)
+            return run_sequentially(recurrence)._replace(passes=[chain_pass])
         finals = [part[-1].view_as(first) for part, first in zip(states, recurrence.first, strict=True)]
         kept = () if recurrence.cell is None else tuple(states[1:])
-        return Trajectory(states[0], finals, kept, passes)
+        return Trajectory(states[0], finals, kept, [chain_pass])

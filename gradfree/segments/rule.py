@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import inf, log
 
 import torch
@@ -10,20 +10,12 @@ from torch import Tensor
 
 from gradfree.convergence.outcome import Outcome, StoppingRule, tolerance_for
 from gradfree.convergence.passes import Pass
-from gradfree.devices.costs import (
-    StepCost,
-    best_count,
-    break_even_sweeps,
-    is_torch_cell,
-    kernel_cost,
-    segments_pay,
-    step_cost,
-)
+from gradfree.devices.costs import StepCost, best_count, break_even_sweeps, segments_pay, step_cost
 
 _FIRST_BURN = 32
 
 
-@dataclass(frozen=True)
+@dataclass
 class ChainPass(Pass):
     """One pass through one chain, and the sizes that decide how it is solved.
 
@@ -32,6 +24,7 @@ class ChainPass(Pass):
         like: a state, (B, H), of the states' dtype and device.
         kind: the kind of cell, :attr:`~gradfree.time.forward.Recurrence.kind`.
         fused: whether one of torch's kernels runs whole sequences.
+        plan: how it was solved; ``None`` as :attr:`outcome`.
     """
 
     failure = "has long memory"
@@ -40,13 +33,12 @@ class ChainPass(Pass):
     like: Tensor
     kind: str
     fused: bool = False
+    plan: SegmentPlan | None = field(default=None, init=False)
 
     @property
     def cost(self) -> StepCost:
         """The cost of a step."""
-        if self.fused:
-            return kernel_cost(self.like, self.kind)
-        return step_cost(self.like.device, self.like.shape[1], is_torch_cell(self.kind))
+        return step_cost(self.like, self.kind, self.fused)
 
     @property
     def burn(self) -> int:
@@ -54,9 +46,10 @@ class ChainPass(Pass):
         kept = self.memory.get(self._burn_key)
         return _FIRST_BURN if kept is None else int(kept)
 
-    def learn(self, outcome: Outcome, plan: SegmentPlan) -> None:
+    def learn(self, outcome: Outcome) -> None:
         """Keep a better number of burn-in steps for later passes."""
-        burn = _better_burn(plan, outcome.mismatches[0], self.length)
+        assert self.plan is not None
+        burn = _better_burn(self.plan, outcome.mismatches[0], self.length)
         # On the CPU regardless of torch.set_default_device, so that reading it causes no sync.
         self.memory[self._burn_key] = torch.tensor(burn, device="cpu")
 

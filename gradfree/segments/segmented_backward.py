@@ -11,7 +11,7 @@ from torch import Tensor
 from gradfree.algebra.cotangents import Factor
 from gradfree.chains.chain import ChainGradients
 from gradfree.convergence.outcome import largest
-from gradfree.convergence.passes import FinishedPass, record_passes
+from gradfree.convergence.passes import record_passes
 from gradfree.segments.gru_backward import GRUSegmentsBackward
 from gradfree.segments.layout import join_segments, segment_products, split_segments
 from gradfree.segments.multiple_shooting import SweepResult, solve_borders
@@ -34,7 +34,7 @@ def segmented_gradients(chain: TimeChain, direct: State, rule: SegmentRule) -> C
     return chain.backpropagate(direct) if gradients is None else gradients
 
 
-def _solve(chain: TimeChain, direct: State, rule: SegmentRule) -> tuple[ChainGradients | None, FinishedPass | None]:
+def _solve(chain: TimeChain, direct: State, rule: SegmentRule) -> tuple[ChainGradients | None, ChainPass | None]:
     """Return the gradients, ``None`` if segments do not converge; and the pass, ``None`` if states are not vectors."""
     if any(e is not None and e.dim() != 3 for e in direct):
         return None, None
@@ -42,7 +42,7 @@ def _solve(chain: TimeChain, direct: State, rule: SegmentRule) -> tuple[ChainGra
     this = ChainPass(chain.path, "backward", chain.name, memory, len(chain), chain.like[0], chain.kind)
     plan = rule.plan(this)
     if plan is None:
-        return None, FinishedPass(this)
+        return None, this
     segments: _BackwardSegments | GRUSegmentsBackward
     if isinstance(chain, CellChain) and chain.gates is not None:
         segments = GRUSegmentsBackward(chain, chain.gates, direct, plan)
@@ -50,7 +50,8 @@ def _solve(chain: TimeChain, direct: State, rule: SegmentRule) -> tuple[ChainGra
         segments = _BackwardSegments(chain, direct, plan)
     gate_products = None if rule.corrector is None else segments.gate_products
     result, outcome = solve_borders(segments.run, segments.guess(), plan.stopping, gate_products, reverse=True)
-    return segments.gradients(result) if outcome.settled else None, FinishedPass(this, outcome, plan)
+    this.outcome, this.plan = outcome, plan
+    return segments.gradients(result) if outcome.settled else None, this
 
 
 class _BackwardSegments:

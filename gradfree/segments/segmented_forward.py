@@ -10,7 +10,6 @@ from torch import Tensor
 
 from gradfree.algebra.cotangents import Factor
 from gradfree.convergence.outcome import largest
-from gradfree.convergence.passes import FinishedPass
 from gradfree.segments.gru import GRUSegments, keeps_gates
 from gradfree.segments.layout import join_segments, split_segments
 from gradfree.segments.multiple_shooting import SweepResult, solve_borders
@@ -42,12 +41,13 @@ class SegmentedForward(Forward):
         this = _chain_pass(recurrence)
         plan = self.rule.plan(this)
         if plan is None:
-            return run_sequentially(recurrence)._replace(passes=[FinishedPass(this)])
+            return run_sequentially(recurrence)._replace(passes=[this])
         segments = (GRUSegments if keeps_gates(recurrence) else _ForwardSegments)(recurrence, plan)
         gate_products = segments.gate_products if self.rule.corrector and recurrence.mode is not None else None
         found, outcome = solve_borders(segments.run, segments.guess(), plan.stopping, gate_products)
+        this.outcome, this.plan = outcome, plan
         whole = segments.trajectory(found) if outcome.settled else run_sequentially(recurrence)
-        return whole._replace(passes=[FinishedPass(this, outcome, plan)])
+        return whole._replace(passes=[this])
 
 
 def _chain_pass(recurrence: Recurrence) -> ChainPass:
