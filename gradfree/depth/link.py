@@ -44,7 +44,6 @@ class Link:
         entries: the edges where inputs enter the graph of ``out`` or ``extra``, with their indices, ``None`` for the
             state.
         in_place: whether the block has changed its input state in place.
-        checkpointed: whether the block lies in a checkpoint with ``use_reentrant=False``.
         end: the edge that stands for ``out`` if its values are freed; ``out`` is on the meta device then.
     """
 
@@ -63,7 +62,6 @@ class Link:
     extra: Sequence[Tensor] = ()
     entries: Sequence[tuple[int | None, GradientEdge]] = ()
     in_place: bool = False
-    checkpointed: bool = False
     end: GradientEdge | None = None
 
     @property
@@ -98,7 +96,7 @@ class Link:
     @cached_property
     def residual(self) -> Factor:
         """K, read from the graph. Cached: a checkpoint gives out its recomputed tensors only once."""
-        return 0.0 if self.state is None else residual_factor(self.out, self.state, self.checkpointed)
+        return 0.0 if self.state is None else residual_factor(self.out, self.state)
 
     def with_fields(self, **fields: Any) -> Link:
         """Return a copy with other ``fields``; ``dataclasses.replace`` takes ten times as long."""

@@ -29,7 +29,7 @@ from gradfree.depth.ports import Port, port_of, replaced, tensors_in
 from gradfree.errors import ChainError
 from gradfree.torchside.graph import Reached, may_write, walk
 from gradfree.torchside.guards import refuse_transforms
-from gradfree.torchside.private import checkpointed, recomputed, uncompiled, version
+from gradfree.torchside.private import recomputed, uncompiled, version
 from gradfree.torchside.sharding import is_dtensor, sharded
 from gradfree.torchside.unsaved import unsaved_hooks
 
@@ -238,7 +238,6 @@ class BlockRecorder:
             extra=extra,
             entries=entries,
             in_place=in_place,
-            checkpointed=checkpointed(),
         )
 
     def _refuse_foreign(self, graph: Reached, parameters: Sequence[int], call: _Call) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,19 +22,14 @@ def batched_vjps(
         one_by_one: whether to run N backward passes on copies of the cotangents, for graphs that may write to these.
             Graphs that cannot run as one batch always run so.
     """
+    vjps = partial(torch.autograd.grad, outputs, targets, retain_graph=True, allow_unused=True)
     if not one_by_one:
         try:
-            return list(_grad(outputs, targets, cotangents, is_grads_batched=True))
+            return list(vjps(cotangents, is_grads_batched=True))
         except torch.OutOfMemoryError:
             raise
         except RuntimeError:
             # An operation that torch cannot batch: .item() or a branch on values. Other errors are raised again below.
             pass
-    rows = [_grad(outputs, targets, [c[n].clone() for c in cotangents]) for n in range(len(cotangents[0]))]
+    rows = [vjps([c[n].clone() for c in cotangents]) for n in range(len(cotangents[0]))]
     return [None if of_target[0] is None else torch.stack(of_target) for of_target in zip(*rows, strict=True)]
-
-
-def _grad(outputs: Any, targets: Any, cotangents: Any, is_grads_batched: bool = False) -> tuple[Any, ...]:
-    return torch.autograd.grad(
-        outputs, targets, cotangents, retain_graph=True, allow_unused=True, is_grads_batched=is_grads_batched
-    )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
-from functools import cache
 from typing import Any, NamedTuple
 
 from torch import Tensor
@@ -67,9 +66,4 @@ def was_cast(output: Tensor, leaf: Tensor) -> bool:
 
 def may_write(kinds: Iterable[type]) -> bool:
     """Return whether custom functions are among the classes of nodes: these may write to their cotangent."""
-    return any(map(_is_custom, kinds))
-
-
-@cache
-def _is_custom(kind: type) -> bool:
-    return issubclass(kind, BackwardCFunction)
+    return any(issubclass(kind, BackwardCFunction) for kind in kinds)

@@ -3,24 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd.graph import GradientEdge, Node
+from torch.autograd.graph import GradientEdge
 
 from gradfree.algebra.cotangents import Factor, is_number
-from gradfree.torchside.graph import walk
-from gradfree.torchside.private import LEAF
 
 
-def _relu_mask(node: Any) -> list[Factor]:
-    return [node._saved_result > 0]
-
-
-def _layer_norm_scale(node: Any) -> list[Factor]:
-    scale, weight = node._saved_result2, node._saved_weight
+def _norm_scale(scale: Tensor, weight: Tensor | None) -> list[Factor]:
     return [scale if weight is None else scale * weight.detach()]
 
 
@@ -32,11 +24,6 @@ def _batch_norm_scale(node: Any) -> list[Factor]:
         return [node._saved_result2.view(shape) * weight]
     eps = node._saved_epsilon if hasattr(node, "_saved_epsilon") else node._saved_eps
     return [(node._saved_running_var + eps).rsqrt().view(shape) * weight]
-
-
-def _rms_norm_scale(node: Any) -> list[Factor]:
-    scale, weight = node._saved_result1, node._saved_weight
-    return [scale if weight is None else scale * weight.detach()]
 
 
 def _dropout_mask(node: Any) -> list[Factor]:
@@ -72,11 +59,11 @@ _DIAGONAL: dict[str, tuple[int, Callable[[Any], list[Factor]]]] = {
     "MulBackward0": (2, _product),
     "NativeBatchNormBackward0": (1, _batch_norm_scale),
     "CudnnBatchNormBackward0": (1, _batch_norm_scale),
-    "FusedRmsNormBackward0": (1, _rms_norm_scale),
+    "FusedRmsNormBackward0": (1, lambda node: _norm_scale(node._saved_result1, node._saved_weight)),
     "MiopenBatchNormBackward0": (1, _batch_norm_scale),
     "NativeDropoutBackward0": (1, _dropout_mask),
-    "NativeLayerNormBackward0": (1, _layer_norm_scale),
-    "ReluBackward0": (1, _relu_mask),
+    "NativeLayerNormBackward0": (1, lambda node: _norm_scale(node._saved_result2, node._saved_weight)),
+    "ReluBackward0": (1, lambda node: [node._saved_result > 0]),
     "ToCopyBackward0": (1, lambda node: [1.0]),
 }
 """Elementwise operations by node name: the number of inputs, and a function that returns ∂output/∂input for each.
@@ -87,7 +74,7 @@ The mean and variance of norms belong to J, as do all operations that are not li
 """
 
 
-def residual_factor(out: Tensor, state: GradientEdge, checkpointed: bool = False) -> Factor:
+def residual_factor(out: Tensor, state: GradientEdge) -> Factor:
     """Return K of ∂out/∂state = K + J, the diagonal of the skip connections from ``state`` to ``out``.
 
     Follows every path of sums, products, quotients, mixtures, masks, ReLUs, scales α/σ of norms, and reshapes that
@@ -98,26 +85,11 @@ def residual_factor(out: Tensor, state: GradientEdge, checkpointed: bool = False
     Args:
         out: a block's output, attached to the graph of its forward pass.
         state: the graph edge at which the state enters that graph.
-        checkpointed: whether the block lies in a checkpoint, ``use_reentrant=False``. Reading a saved tensor then
-            recomputes the whole block, and the unread tensors would stay until the graph is freed, so all are read.
 
     Returns:
         A number, or a tensor that broadcasts to ``out``; 0.0 if no such path exists.
     """
-    known: _Known = {}
-    factor = _factor(out.grad_fn, out.output_nr, _Shape(out.shape, out.shape), state, known)
-    if checkpointed and any(isinstance(f, Tensor) for key, read in known.items() if len(key) == 1 for f in read):
-        _read_all_saved(out)
-    return factor
-
-
-def _read_all_saved(out: Tensor) -> None:
-    """Read all saved tensors of the graph of ``out``, so that the checkpoint frees them."""
-    for node in walk([out]).nodes:
-        for name in dir(node):
-            if name.startswith("_saved_") or name == "saved_tensors":
-                with suppress(RuntimeError):  # It has been read already.
-                    getattr(node, name)
+    return _factor(out.grad_fn, out.output_nr, _Shape(out.shape, out.shape), state, {})
 
 
 _Known = dict[tuple[Any, ...], Any]
@@ -141,7 +113,7 @@ class _Shape(NamedTuple):
         return factor.expand(self.own).reshape(self.whole)
 
 
-def _factor(node: Node | None, slot: int, shape: _Shape, state: GradientEdge, known: _Known) -> Factor:
+def _factor(node: Any, slot: int, shape: _Shape, state: GradientEdge, known: _Known) -> Factor:
     """Return the diagonal of ∂(output ``slot`` of ``node``)/∂state, in the shape of the block's output.
 
     Args:
@@ -155,31 +127,26 @@ def _factor(node: Node | None, slot: int, shape: _Shape, state: GradientEdge, kn
         return 0.0
     if node is state.node:
         return float(slot == state.output_nr and shape.own == shape.whole)
-    if type(node) is LEAF:
-        return 0.0
     key = (node, slot, shape.own)
-    if key not in known:
-        known[key] = _through(node, shape, state, known)
-    return known[key]
-
-
-def _through(node: Any, shape: _Shape, state: GradientEdge, known: _Known) -> Factor:
+    if key in known:
+        return known[key]
     total: Factor = 0.0
     # The same as node.name(), but faster.
     name = type(node).__name__
     if name in _DIAGONAL:
         count, read = _DIAGONAL[name]
         factors = [_factor(before, n, shape, state, known) for before, n in node.next_functions[:count]]
-        if not any(isinstance(factor, Tensor) or factor for factor in factors):
-            return total  # Without reading saved tensors, which would make a checkpoint recompute the block.
-        if (node,) not in known:
-            known[node,] = read(node)
-        for local, factor in zip(known[node,], factors, strict=False):
-            if not is_number(local, 0.0) and not is_number(factor, 0.0):
-                total = _sum(total, _product_of(shape.lift(local), factor))
+        # Saved tensors are read only if they count: in a checkpoint, that runs the block again.
+        if any(isinstance(factor, Tensor) or factor for factor in factors):
+            if (node,) not in known:
+                known[node,] = read(node)
+            for local, factor in zip(known[node,], factors, strict=False):
+                if not is_number(local, 0.0) and not is_number(factor, 0.0):
+                    total = _sum(total, _product_of(shape.lift(local), factor))
     elif name in _RESHAPING:
         ((before, n), *_) = node.next_functions
         total = _factor(before, n, shape._replace(own=torch.Size(node._saved_self_sym_sizes)), state, known)
+    known[key] = total
     return total
 
 
