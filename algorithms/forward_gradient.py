@@ -35,6 +35,7 @@ class ForwardGradient(Engine):
     """
 
     worth_trying: ClassVar = ()
+    is_random: ClassVar = True
     samples: int = 1
     sigma: float = 1.0
     seed: int = 0
@@ -43,11 +44,6 @@ class ForwardGradient(Engine):
         check_count(self, "samples", least=1)
         check_positive(self, "sigma")
         check_count(self, "seed", least=0)
-
-    @property
-    def is_random(self) -> bool:
-        """True: directions are new in each pass."""
-        return True
 
     @property
     def sharper(self) -> ForwardGradient:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gradfree.chains.bypass import bypass_message, bypassed
+from gradfree.chains.bypass import bypass_message
 from gradfree.chains.handle import Handle
 from gradfree.devices.hardware import widest_float, without_tf32
 from gradfree.engines.discovery import Chains
@@ -104,10 +104,10 @@ def gradient_fidelity(
     if not callable(loss_fn):
         raise TypeError(f"loss_fn must be a function of outputs and target, not {loss_fn!r}.")
     trained = _trained(model)
-    loss_of, inputs = _loss_of(model, loss_fn, batch)
+    loss_of = _loss_of(model, loss_fn, batch)
 
     def gradients() -> tuple[Tensor | None, ...]:
-        with left_intact(model, inputs), without_tf32(), torch.enable_grad():
+        with left_intact(model), without_tf32(), torch.enable_grad():
             loss = loss_of()
             if not (isinstance(loss, Tensor) and loss.numel() == 1 and loss.requires_grad):
                 raise TypeError(f"loss_fn must return one number with a gradient, a scalar tensor, not {_kind(loss)}.")
@@ -155,10 +155,10 @@ def _kind(thing: Any) -> str:
 
 def _loss_of(
     model: nn.Module, loss_fn: Callable[..., Tensor], batch: Sequence[Any] | Mapping[str, Any]
-) -> tuple[Callable[[], Tensor], Sequence[Any]]:
-    """Return a function that computes the loss, and the model's inputs."""
+) -> Callable[[], Tensor]:
+    """Return a function that computes the loss."""
     if isinstance(batch, Mapping):
-        return lambda: loss_fn(model(**batch)), list(batch.values())
+        return lambda: loss_fn(model(**batch))
     if not isinstance(batch, Sequence):
         raise TypeError(
             "batch must be a tuple, (*inputs, target), or a mapping of keyword arguments, not "
@@ -167,17 +167,17 @@ def _loss_of(
     if len(batch) < 2:
         raise ValueError(f"batch must be a tuple, (*inputs, target), but has {len(batch)} of these.")
     *inputs, target = batch
-    return lambda: loss_fn(model(*inputs), target), inputs
+    return lambda: loss_fn(model(*inputs), target)
 
 
 def _refuse_bypassed(handle: Handle, trained: Mapping[str, Tensor], gradients: Sequence[Tensor | None]) -> None:
     """Raise if the engine runs on no block of a chain; warn if it runs on some blocks only."""
     given = {id(p) for p, g in zip(trained.values(), gradients, strict=True) if g is not None}
     for site in handle.chains.values():
-        if paths := bypassed(site, lambda p: id(p) in given):
+        if message := bypass_message(site, lambda p: id(p) in given):
             if not site.solved:
-                raise ChainError(bypass_message(site, paths))
-            warnings.warn(bypass_message(site, paths), stacklevel=4)
+                raise ChainError(message)
+            warnings.warn(message, stacklevel=4)
 
 
 def _trained(model: nn.Module) -> dict[str, Tensor]:

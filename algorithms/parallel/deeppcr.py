@@ -5,12 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from torch import Tensor
+
 from gradfree.algebra.cotangents import relative_change
 from gradfree.algebra.cyclic_reduction import cyclic_reduction
 from gradfree.chains.chain import Chain, ChainGradients
-from gradfree.chains.refusals import refuse_large_jacobians
 from gradfree.engines.engine import Engine
 from gradfree.engines.options import check_positive
+from gradfree.errors import ChainError
 
 _WRONG = 0.05
 """A residual above this is not due to rounding, not even to that of bfloat16 inside blocks."""
@@ -46,10 +48,22 @@ class DeepPCR(Engine):
             ChainError: the Jacobians need more than ``memory_limit``, or samples mix.
         """
         terms = chain.vectors(direct)
-        remedy = "the engine 'backprop', which is exact, too"
-        refuse_large_jacobians("deeppcr", chain.path, len(chain) - 1, terms[0], self.memory_limit, remedy)
+        self._refuse_large(chain, terms)
         solution = cyclic_reduction(terms, chain.jacobians())
         delta = chain.cotangents(solution, direct)
         residual = relative_change(delta, chain.pull(direct, delta, chain.constant(0.0)))
         chain.offer("residual", lambda: residual)
         return chain.gradients(chain.cotangents(solution.masked_fill(residual > _WRONG, float("nan")), direct))
+
+    def _refuse_large(self, chain: Chain, terms: Tensor) -> None:
+        _, batch, width = terms.shape
+        links = len(chain) - 1
+        # The Jacobians and the products of two consecutive rounds of the reduction: nearly as many each.
+        size = 3 * links * batch * width * width * terms.element_size() / 2**30
+        if size > self.memory_limit:
+            raise ChainError(
+                f"deeppcr would need {size:.3g} GiB for {chain.path!r}: {links} links of {batch} samples with dense "
+                f"Jacobians of {width} x {width} in {terms.dtype}, and their products; memory_limit is "
+                f"{self.memory_limit:g}. Raise it, take smaller batches or narrower states, or use the engine "
+                "'backprop', which is exact, too."
+            )

@@ -42,6 +42,7 @@ class Shooting(ToleranceEngine):
     """
 
     worth_trying: ClassVar = ({}, {"tolerance": 1e-3})
+    min_sweeps: ClassVar[int] = 0  # The first run of the segments is not a sweep.
     segments: int | str = "auto"
     burn: int | str = "auto"
     corrector: str | None = None
@@ -53,11 +54,6 @@ class Shooting(ToleranceEngine):
                 check_count(self, option, least)
         if self.corrector not in (None, "gate"):
             raise ValueError(f"Shooting: corrector must be 'gate' or None, not {self.corrector!r}.")
-
-    @property
-    def min_sweeps(self) -> int:
-        """0: the first run of the segments is not a sweep."""
-        return 0
 
     @property
     def forwards(self) -> Sequence[Forward]:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import warnings
+import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from types import TracebackType
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
-from gradfree.chains.bypass import BypassWatch
-from gradfree.chains.chain import Solver
+from gradfree.chains.bypass import bypass_message, unsolved
 from gradfree.chains.memory import average_means
 from gradfree.chains.site import Removable, Site
 from gradfree.chains.solving import Attachment
@@ -22,6 +22,7 @@ class Handle:
 
     Attributes:
         chains: the chains by module path.
+        attachments: the engine on each chain, by module path.
     """
 
     def __init__(
@@ -32,8 +33,11 @@ class Handle:
     ):
         self._parts = parts
         self.chains = chains or {}
-        self._attachments = attachments or {}
-        self._watch = BypassWatch(self.chains)
+        self.attachments = attachments or {}
+        self._watched = list(self.chains.values())
+        blocks = (block for site in self._watched for block in site.blocks.values())
+        grads = ((p, p.grad) for block in blocks for p in block.parameters())
+        self._before = {id(p): weakref.ref(grad) for p, grad in grads if grad is not None}
 
     @property
     def attached(self) -> bool:
@@ -45,55 +49,13 @@ class Handle:
         """The modules whose parameters the chains train, by module path."""
         return {path: block for site in self.chains.values() for path, block in site.blocks.items()}
 
-    def take_over(self, other: Handle) -> None:
-        """Move the attached engine of ``other`` to this handle, which must have none; ``other`` is empty afterwards."""
-        self.chains = other.chains
-        self._parts, self._attachments, self._watch = other._parts, other._attachments, other._watch
-        other._parts, other._watch = [], BypassWatch({})
-
-    def compare(self, on: bool) -> None:
-        """Start or stop comparing the engine's gradients with exact ones; while on, passes return the exact ones."""
-        for attachment in self._attachments.values():
-            attachment.differences = [] if on else None
-
-    def compared(self) -> Tensor | None:
-        """Return the sums over all comparisons since the last call; ``None`` if there were none.
-
-        Returns:
-            g · g*, ‖g‖² and ‖g*‖² of the chains' parameters, g the engine's gradients and g* the exact ones.
-        """
-        found: list[Tensor] = []
-        for attachment in self._attachments.values():
-            found += attachment.differences or []
-            if attachment.differences is not None:
-                attachment.differences = []
-        return torch.stack([pair.to(found[0]) for pair in found]).sum(0) if found else None
-
-    def sharpen(self) -> Solver | None:
-        """Switch to the engine's next options for closer gradients; return that engine, or ``None`` if there is none.
-
-        See :attr:`gradfree.Engine.sharper`.
-        """
-        better = {attachment: attachment.engine.sharper for attachment in self._attachments.values()}
-        if not better or None in better.values():
-            return None
-        for attachment, engine in better.items():
-            assert engine is not None
-            attachment.engine = engine
-        return next(iter(better.values()))
-
-    def use_exact_gradients(self) -> None:
-        """Let backpropagation solve the chains in the engine's place from now on."""
-        for attachment in self._attachments.values():
-            attachment.use_exact = True
-
     def detach(self) -> None:
         """Detach the engine; a second call does nothing. Graphs that are already recorded keep the engine.
 
         Gives the warning of :meth:`watch`.
         """
         self.watch()
-        self._watch = BypassWatch({})
+        self._watched = []
         for part in self._parts:
             part.remove()
         self._parts = []
@@ -105,7 +67,15 @@ class Handle:
         ``EngineOptimizer`` and Lightning's strategies call this after each step. It costs nothing once the engine has
         computed gradients for every block.
         """
-        self._watch.check()
+        self._watched = [site for site in self._watched if unsolved(site)]
+        for site in self._watched:
+            if message := bypass_message(site, self._has_new_gradient):
+                self._watched = []
+                warnings.warn(message, stacklevel=2)
+
+    def _has_new_gradient(self, parameter: Tensor) -> bool:
+        before = self._before.get(id(parameter))
+        return parameter.grad is not None and (before is None or before() is not parameter.grad)
 
     def exactly(self) -> AbstractContextManager[None]:
         """Let backpropagation solve this handle's chains, not the engine, in backward passes inside the ``with``."""
@@ -114,7 +84,7 @@ class Handle:
     @contextmanager
     def setting(self, **attributes: Any) -> Iterator[None]:
         """Set attributes of every chain's :class:`~gradfree.chains.solving.Attachment` inside the ``with``."""
-        before = [(attachment, dict(vars(attachment))) for attachment in self._attachments.values()]
+        before = [(attachment, dict(vars(attachment))) for attachment in self.attachments.values()]
         for attachment, _ in before:
             vars(attachment).update(attributes)
         try:
@@ -125,7 +95,7 @@ class Handle:
 
     def state_dict(self) -> dict[str, dict[str, Any]]:
         """Return the tensors that the engine keeps from pass to pass, by module path; empty for most engines."""
-        kept = {path: attachment.memory.state_dict() for path, attachment in self._attachments.items()}
+        kept = {path: attachment.memory.state_dict() for path, attachment in self.attachments.items()}
         return {path: state for path, state in kept.items() if state}
 
     def load_state_dict(self, state: Mapping[str, Mapping[str, Any]]) -> None:
@@ -134,12 +104,12 @@ class Handle:
         Raises:
             ValueError: ``state`` has a chain that this handle does not have; nothing is loaded then.
         """
-        if unknown := state.keys() - self._attachments.keys():
+        if unknown := state.keys() - self.attachments.keys():
             raise ValueError(
-                f"no chains {sorted(unknown)} here; there are {sorted(self._attachments)}. Attach the engine whose "
+                f"no chains {sorted(unknown)} here; there are {sorted(self.attachments)}. Attach the engine whose "
                 "state was saved, to the same chains, or load only the model's weights."
             )
-        for path, attachment in self._attachments.items():
+        for path, attachment in self.attachments.items():
             attachment.memory.load_state_dict(state.get(path, {}))
 
     def average_over_ranks(self) -> None:
@@ -149,9 +119,9 @@ class Handle:
         the means of its own rank. Lightning's strategies do so. The process group must be initialized. Does not wait
         for the device.
         """
-        on = self._attachments
+        on = self.attachments
         means = [
-            (on[path].memory, name, shape)
+            (on[path].memory.of("means"), name, shape)
             for path, site in self.chains.items()
             if on[path].engine.keeps_means
             for name, shape in site.means().items()
@@ -166,5 +136,5 @@ class Handle:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if error is not None:
-            self._watch = BypassWatch({})
+            self._watched = []
         self.detach()

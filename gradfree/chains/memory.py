@@ -36,10 +36,6 @@ class Memory:
                 warnings.warn(f"{key!r} in the engine's state is of gradfree 0.2 and is not loaded.", stacklevel=2)
 
 
-KeptMean = tuple[Memory, str, tuple[int, ...]]
-"""A chain's memory, and the name and the shape of a running mean that may be in it, of the owner "means"."""
-
-
 def running_mean(memory: Memory, name: str, value: Tensor, momentum: float) -> Tensor:
     """Move the mean ``name`` in ``memory`` towards ``value``; return it.
 
@@ -53,25 +49,24 @@ def running_mean(memory: Memory, name: str, value: Tensor, momentum: float) -> T
     return means[name]
 
 
-def average_means(means: Sequence[KeptMean], like: Tensor) -> None:
+def average_means(means: Sequence[tuple[dict[str, Tensor], str, tuple[int, ...]]], like: Tensor) -> None:
     """Replace running means by their averages over the ranks of ``torch.distributed`` that have them; NaN if none has.
 
     Every rank takes part in one all-reduce, even if it has no means. Does not wait for the device.
 
     Args:
-        means: the same list on all ranks.
+        means: for each mean the tensors that it may be among, its name there and its shape: the same list on all ranks.
         like: a tensor with the means' device and dtype; the dtype is float32 at least.
     """
     wide = torch.promote_types(like.dtype, torch.float32)
     # Not like.new_full: from a DTensor that would be a DTensor.
     none = torch.full((), nan, dtype=wide, device=like.device)
-    kept = [(memory.of("means"), name, shape) for memory, name, shape in means]
     # Means from a checkpoint may still be on another device.
-    own = torch.cat([at.get(name, none).to(none).expand(shape).flatten() for at, name, shape in kept])
+    own = torch.cat([at.get(name, none).to(none).expand(shape).flatten() for at, name, shape in means])
     has = own.isfinite()
     total = torch.stack([own.where(has, torch.zeros_like(own)), has.to(wide)])
     distributed.all_reduce(total)
-    averaged = (total[0] / total[1]).split([prod(shape) for *_, shape in kept])
-    for (at, name, shape), mean in zip(kept, averaged, strict=True):
+    averaged = (total[0] / total[1]).split([prod(shape) for *_, shape in means])
+    for (at, name, shape), mean in zip(means, averaged, strict=True):
         # Not in place: a state_dict may share the tensor.
         at[name] = mean.reshape(shape).clone()

@@ -82,11 +82,6 @@ class Site(ABC):
         """Return the engine that is attached to ``module``, as such a chain or as a block of one."""
 
     @classmethod
-    def holds_engine(cls, module: nn.Module) -> bool:
-        """Return whether an engine is attached to ``module``."""
-        return cls.attachment_on(module) is not None
-
-    @classmethod
     def stages_of(cls, module: nn.Module) -> Mapping[str, nn.Module]:
         """Return modules inside an evident ``module`` in which to look for chains instead, by their paths in it."""
         return {}

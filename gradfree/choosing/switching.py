@@ -42,13 +42,12 @@ class SwitchingHandle(Handle):
         super().__init__()
         self._attach, self._all_blocks = candidates, blocks
         self.candidates = list(candidates)
-        self._current = self.candidates[0]
-        self.chosen = None if len(candidates) > 1 else self._current
+        self.chosen = None if len(candidates) > 1 else self.candidates[0]
         self.times: dict[str, float] = {}
         self._count = 0
         self._start: Any = None
         self._marks: dict[str, list[tuple[Any, Any]]] = {name: [] for name in candidates}
-        self.take_over(candidates[self._current]())
+        self._use(self.candidates[0])
         self._steps: StepCounter | None = StepCounter(blocks, _step_callback(weakref.ref(self)), first_only=True)
 
     @property
@@ -60,12 +59,6 @@ class SwitchingHandle(Handle):
     def blocks(self) -> dict[str, nn.Module]:
         """The modules that any candidate trains."""
         return dict(self._all_blocks)
-
-    def take_over(self, other: Handle) -> None:
-        """Move the attached engine of ``other`` to this handle."""
-        super().take_over(other)
-        for attachment in self._attachments.values():
-            attachment.has_rivals = len(self.candidates) > 1
 
     def detach(self) -> None:
         """Detach the current candidate and end the turns."""
@@ -124,8 +117,14 @@ class SwitchingHandle(Handle):
     def _switch(self, name: str) -> None:
         if name != self._current:
             super().detach()
-            self._current = name
-            self.take_over(self._attach[name]())
+            self._use(name)
+
+    def _use(self, name: str) -> None:
+        """Attach a candidate, and become its handle."""
+        self._current = name
+        vars(self).update(vars(self._attach[name]()))
+        for attachment in self.attachments.values():
+            attachment.has_rivals = len(self.candidates) > 1
 
 
 def _step_callback(handle: weakref.ref[SwitchingHandle]) -> AfterStep:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from math import isfinite, nan, sqrt
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from gradfree.chains.handle import Handle
 from gradfree.engines.options import check_count, check_number
@@ -64,10 +65,10 @@ class GradientWatch:
 
         Waits for the device after a checked step. Each rank of data parallel training reacts for itself.
         """
-        seen = self._handle.compared()
+        seen = [sums for chain in self._handle.attachments.values() for sums in chain.differences or ()]
         step, self._step = self._step, self._step + 1
         cosine = None
-        if seen is not None:
+        if seen:
             cosine = self.cosines[step] = _cosine(seen)
             self._next = step + self.every
             if cosine < self.least_cosine:
@@ -89,20 +90,28 @@ class GradientWatch:
 
     def _catch_up(self, rises: int) -> None:
         for _ in range(rises):
-            self._handle.sharpen()
-        if self.exact:
-            self._handle.use_exact_gradients()
+            self._sharpen()
         self._arm()
 
     def _arm(self) -> None:
-        self._handle.compare(not self.exact and self._step >= self._next)
+        for chain in self._handle.attachments.values():
+            chain.use_exact = chain.use_exact or self.exact
+            chain.differences = [] if not self.exact and self._step >= self._next else None
+
+    def _sharpen(self) -> Any:
+        """Give the engine its next options for closer gradients; return it, or ``None`` if it has no such options."""
+        chains = self._handle.attachments.values()
+        better = next((chain.engine.sharper for chain in chains), None)
+        if better is not None:
+            for chain in chains:
+                chain.engine = better
+        return better
 
     def _act(self, step: int, cosine: float) -> None:
         self._next = step + 1
-        better = self._handle.sharpen() if self.risen < self.rises else None
+        better = self._sharpen() if self.risen < self.rises else None
         if better is None:
             self.exact = True
-            self._handle.use_exact_gradients()
         else:
             self.risen += 1
         _log.warning(
@@ -114,9 +123,13 @@ class GradientWatch:
         )
 
 
-def _cosine(seen: torch.Tensor) -> float:
-    """Return the cosine; NaN where the exact gradient is zero or not finite, 0 where only the engine's is."""
-    product, size, exact = seen.tolist()
+def _cosine(seen: Sequence[Tensor]) -> float:
+    """Return the cosine; NaN where the exact gradient is zero or not finite, 0 where only the engine's is.
+
+    Args:
+        seen: entries of :attr:`~gradfree.chains.solving.Attachment.differences`.
+    """
+    product, size, exact = torch.stack([sums.to(seen[0]) for sums in seen]).sum(0).tolist()
     if not isfinite(exact) or exact == 0.0:
         return nan
     return float(product / sqrt(size * exact)) if isfinite(size) and size > 0.0 else 0.0

@@ -5,7 +5,7 @@ Other modules call the functions here, which use ``torch.accelerator`` and torch
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from time import perf_counter
 from typing import Any
@@ -88,17 +88,20 @@ def synchronize(device: torch.device | str) -> None:
         torch.accelerator.synchronize(device)
 
 
-def random_state(device: torch.device) -> Tensor | None:
-    """Return the state of the device's random generator; ``None`` for the CPU and the meta device."""
+def random_state(device: torch.device) -> Tensor:
+    """Return the state of the device's random generator; the meta device has the CPU's."""
     if device.type in _WITHOUT_QUEUE:
-        return None
+        return torch.get_rng_state()
     state: Tensor = torch.get_device_module(device).get_rng_state(device)
     return state
 
 
 def set_random_state(device: torch.device, state: Tensor) -> None:
     """Restore a state that :func:`random_state` returned."""
-    torch.get_device_module(device).set_rng_state(state, device)
+    if device.type in _WITHOUT_QUEUE:
+        torch.set_rng_state(state)
+    else:
+        torch.get_device_module(device).set_rng_state(state, device)
 
 
 def devices_in_use() -> list[torch.device]:
@@ -151,39 +154,27 @@ def widest_float(device: torch.device) -> torch.dtype:
 
 @contextmanager
 def full_precision(device: torch.device) -> Iterator[None]:
-    """Multiply matrices without autocast and without TF32, regardless of the user's settings."""
-    with _set(_without_tf32_in_products()), torch.autocast(device.type, enabled=False):
+    """Compute without autocast and without TF32, regardless of the user's settings."""
+    with without_tf32(), torch.autocast(device.type, enabled=False):
         yield
 
 
 @contextmanager
 def without_tf32() -> Iterator[None]:
     """Disable TF32 in matrix products, convolutions and recurrent layers, regardless of the user's settings."""
+    products: Any = torch.backends.cuda.matmul
     cudnn: Any = torch.backends.cudnn
-    try:
-        known = hasattr(cudnn, "allow_tf32")
-    except RuntimeError:  # torch forbids reading the old setting once the user has set the new one.
-        known = False
-    parts = (
-        [(cudnn, "allow_tf32", False)] if known else [(p, "fp32_precision", "ieee") for p in (cudnn.conv, cudnn.rnn)]
-    )
-    with _set([_without_tf32_in_products()[0], *parts]):
-        yield
-
-
-_Setting = tuple[Any, str, Any]
-"""An object, the name of an attribute, and its value."""
-
-
-def _without_tf32_in_products() -> list[_Setting]:
-    products = torch.backends.cuda.matmul
     # The new setting exists from torch 2.9 on; once it is set, torch forbids reading the old one.
-    new = hasattr(products, "fp32_precision")
-    return [(products, "fp32_precision", "ieee") if new else (products, "allow_tf32", False)]
-
-
-@contextmanager
-def _set(settings: Sequence[_Setting]) -> Iterator[None]:
+    of_products = ("fp32_precision", "ieee") if hasattr(products, "fp32_precision") else ("allow_tf32", False)
+    settings: list[tuple[Any, str, Any]] = [(products, *of_products)]
+    try:
+        old = hasattr(cudnn, "allow_tf32")
+    except RuntimeError:
+        old = False
+    if old:
+        settings.append((cudnn, "allow_tf32", False))
+    else:
+        settings += [(part, "fp32_precision", "ieee") for part in (cudnn.conv, cudnn.rnn)]
     before = [(owner, name, getattr(owner, name)) for owner, name, _ in settings]
     for owner, name, value in settings:
         setattr(owner, name, value)

@@ -53,6 +53,9 @@ class Engine(Solver):
     worth_trying: ClassVar[Sequence[Mapping[str, Any]]] = ({},)
     """Options that ``gradfree advise`` tries on any model."""
 
+    is_random: ClassVar[bool] = False
+    """Whether the engine draws new random numbers in each pass, so that gradients differ from pass to pass."""
+
     def __init_subclass__(cls, **options: Any) -> None:
         """Raise for methods that had another name in earlier versions: nothing would call them."""
         super().__init_subclass__(**options)
@@ -86,11 +89,6 @@ class Engine(Solver):
     def kinds(self) -> list[type[Site]]:
         """The kinds of chains that the engine can solve; the first kind that accepts a module is used."""
         return [kind for kind in known_kinds() if self.solves(kind)]
-
-    @property
-    def is_random(self) -> bool:
-        """Whether the engine draws new random numbers in each pass, so that gradients differ from pass to pass."""
-        return False
 
     def problems_on_ranks(self, count: int) -> Iterator[str]:
         """Yield why the engine cannot solve a chain that is spread over ``count`` ranks.

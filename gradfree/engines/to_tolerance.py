@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 
@@ -27,6 +28,9 @@ class ToleranceEngine(Engine):
         ValueError: ``tolerance`` is too fine for float64, or at least 1; ``max_sweeps`` is too small.
     """
 
+    min_sweeps: ClassVar[int] = 1
+    """The smallest allowed ``max_sweeps``."""
+
     tolerance: float | None = None
     max_sweeps: int | None = None
 
@@ -47,11 +51,6 @@ class ToleranceEngine(Engine):
     def exact_ones(cls) -> Sequence[Engine]:
         """Return the engine with its default tolerance for each dtype."""
         return (cls(),)
-
-    @property
-    def min_sweeps(self) -> int:
-        """The smallest allowed ``max_sweeps``."""
-        return 1
 
     def solves(self, kind: type[Site]) -> bool:
         """Return whether ``kind`` is one of chains in time."""

@@ -85,7 +85,7 @@ def _replaceable(module: nn.Module) -> bool:
     kind = next((kind for kind in _LAYERS if isinstance(module, kind)), None)
     if kind is None or contains_dropout(module):
         return False
-    if "forward" in vars(module) and not FeedbackLayers.holds_engine(module):
+    if "forward" in vars(module) and FeedbackLayers.attachment_on(module) is None:
         return False
     methods = ((getattr(k, "forward", None), getattr(k, "_conv_forward", None)) for k in (type(module), kind))
     return next(methods) == next(methods) and all(p.is_floating_point() for p in module.parameters())

@@ -91,7 +91,7 @@ class LayeredPass(DepthPass):
                 "in a separate layer, or leave the layers from there on out of the chain."
             )
         if self._streams and role is Role.DROPOUT:
-            self._random[path] = RandomState.of(self.initial.device), block.training
+            self._random[path] = RandomState(self.initial.device), block.training
 
     def leave(self, link: Link, before: Tensor) -> Sequence[Tensor]:
         """Record ``link``, and free what is not needed any more.

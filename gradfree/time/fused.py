@@ -64,7 +64,7 @@ class Recurrent(Site):
     def problems(self) -> Iterator[str]:
         """Yield what prevents attaching an engine to the module."""
         module = self._module
-        if self.holds_engine(module):
+        if self.attachment_on(module):
             yield ATTACHED.message(path=self.path or "the model")
         elif "forward" in vars(module):
             yield f"{self.path} has a forward on the instance. Remove it while an engine is attached."

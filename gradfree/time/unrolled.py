@@ -65,7 +65,7 @@ class Unrolled(Site):
     def problems(self) -> Iterator[str]:
         """Yield what prevents attaching an engine to the layer."""
         yield from sharded(self.inside)
-        if self.holds_engine(self._layer):
+        if self.attachment_on(self._layer):
             yield ATTACHED.message(path=self.path or "the model")
         if type(self._layer).unroll is not CellLayer.unroll:
             yield f"{self.path} is a {type(self._layer).__name__} with another unroll, which an engine would replace."

@@ -45,15 +45,12 @@ def _private(name: str, lost: str) -> Any:
     return None
 
 
-def _needed(name: str, purpose: str) -> Any:
-    """Return a private function of torch; if this version lacks it, a function that raises."""
-    return _private(name, f"backward passes raise: nothing else {purpose}") or partial(_missing, name, purpose)
-
-
-def _read(name: str, purpose: str) -> Any:
-    """Return a getter of a private attribute of a torch class; if it is missing, a function that raises."""
-    has = _private(name, f"backward passes raise: nothing else {purpose}") is not None
-    return attrgetter(name.rpartition(".")[2]) if has else partial(_missing, name, purpose)
+def _needed(name: str, purpose: str, attribute: bool = False) -> Any:
+    """Return a private function of torch or a getter of a private attribute; without it, a function that raises."""
+    found = _private(name, f"backward passes raise: nothing else {purpose}")
+    if found is None:
+        return partial(_missing, name, purpose)
+    return attrgetter(name.rpartition(".")[2]) if attribute else found
 
 
 def _missing(name: str, purpose: str, *_: Any) -> Any:
@@ -83,8 +80,8 @@ _keeps_graph = _private(
     "torch._C._autograd._get_current_graph_task_keep_graph", "tensors of a pass are freed with its graph, not before"
 )
 
-_call_of_backward = _read(
-    "torch.autograd.graph._engine_run_backward", "finds the inputs of a call of torch.autograd.grad"
+_call_of_backward = _needed(
+    "torch.autograd.graph._engine_run_backward", "finds the inputs of a call of torch.autograd.grad", attribute=True
 )
 
 _queue = _needed(
@@ -142,7 +139,7 @@ Function: Any = (
 )
 """Base class of our nodes: ``torch.autograd.Function`` checks each argument, and Start has one for each parameter."""
 
-_version = _read("torch.Tensor._version", "notices that a state was changed in place")
+_version = _needed("torch.Tensor._version", "notices that a state was changed in place", attribute=True)
 
 
 def version(tensor: Tensor) -> int:
@@ -150,13 +147,15 @@ def version(tensor: Tensor) -> int:
     return 0 if tensor.is_inference() else _version(tensor)
 
 
-hooks_of: Callable[[Tensor], dict[int, Any] | None] = _read(
-    "torch.Tensor._backward_hooks", "notices gradient hooks on states"
+hooks_of: Callable[[Tensor], dict[int, Any] | None] = _needed(
+    "torch.Tensor._backward_hooks", "notices gradient hooks on states", attribute=True
 )
 """Return the gradient hooks that are on a tensor."""
 
 
-_add_hooks = _read("torch.autograd.graph.Node._register_hook_dict", "notices gradient hooks on states")
+_add_hooks = _needed(
+    "torch.autograd.graph.Node._register_hook_dict", "notices gradient hooks on states", attribute=True
+)
 
 
 def shared_hooks(state: Tensor) -> OrderedDict[int, Any]:
@@ -170,16 +169,14 @@ def shared_hooks(state: Tensor) -> OrderedDict[int, Any]:
     return hooks
 
 
-_KINDS = ("forward", "forward_pre", "backward", "backward_pre")
-
-
-def global_hooks(*kinds: str) -> bool:
-    """Return whether there are global module hooks of any of ``kinds``, by default of any kind.
+def global_hooks() -> bool:
+    """Return whether there are global module hooks of any kind.
 
     If torch stores them under another name, they are not found; then tensors in these hooks have no or partial
     gradients.
     """
-    return any(getattr(module, f"_global_{kind}_hooks", None) for kind in kinds or _KINDS)
+    kinds = ("forward", "forward_pre", "backward", "backward_pre")
+    return any(getattr(module, f"_global_{kind}_hooks", None) for kind in kinds)
 
 
 _assert_async = _private("torch._assert_async", "the host waits while what runs again is compared with the pass")

@@ -3,53 +3,35 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 
 import numpy
 import torch
-from torch import Tensor
 
 from gradfree.devices.hardware import random_state, set_random_state
 
 
-@dataclass(frozen=True)
 class RandomState:
-    """The states of the generators that a layer on ``device`` may use: the CPU's and the device's ``own``."""
+    """The present states of torch's generators of the CPU and of ``devices``, of any type."""
 
-    device: torch.device
-    cpu: Tensor
-    own: Tensor | None
-
-    @classmethod
-    def of(cls, device: torch.device) -> RandomState:
-        """Return the current state."""
-        return cls(device, torch.get_rng_state(), random_state(device))
+    def __init__(self, *devices: torch.device):
+        self._states = {device: random_state(device) for device in {torch.device("cpu"), *devices}}
 
     def restore(self) -> None:
         """Go back to this state."""
-        torch.set_rng_state(self.cpu)
-        if self.own is not None:
-            set_random_state(self.device, self.own)
+        for device, state in self._states.items():
+            set_random_state(device, state)
 
     @contextmanager
     def restored(self) -> Iterator[None]:
         """Use this state inside the ``with``, and restore the present one afterwards."""
-        with torch_states_kept([self.device]):
-            self.restore()
+        present = RandomState(*self._states)
+        self.restore()
+        try:
             yield
-
-
-@contextmanager
-def torch_states_kept(devices: Iterable[torch.device]) -> Iterator[None]:
-    """Restore the random states of the CPU and of ``devices``, of any type, after the ``with``."""
-    states = [RandomState.of(device) for device in {torch.device("cpu"), *devices}]
-    try:
-        yield
-    finally:
-        for state in states:
-            state.restore()
+        finally:
+            present.restore()
 
 
 @contextmanager

@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gradfree.chains.bypass import bypass_message, bypassed
+from gradfree.chains.bypass import bypass_message
 from gradfree.chains.handle import Handle
 from gradfree.chains.report import Report
-from gradfree.chains.survey import ChainFindings, LinkFindings
+from gradfree.chains.survey import LinkFindings
 from gradfree.depth.ports import tensors_in
 from gradfree.devices.hardware import widest_float
 from gradfree.errors import ChainError
@@ -38,7 +38,7 @@ def dry_run(attach: Callable[[], Handle], model: nn.Module, batch: Batch, notes:
     problems: list[str] = []
     reached: set[int] = set()
     surveys: dict[str, list[Sequence[LinkFindings]]] = {}
-    with left_intact(model, [*args, *kwargs.values()]), attach() as handle:
+    with left_intact(model), attach() as handle:
         with handle.setting(surveys=surveys), torch.enable_grad(), without_hooks(trained):
             try:
                 reached = _reached(trained, model(*args, **kwargs))
@@ -48,17 +48,12 @@ def dry_run(attach: Callable[[], Handle], model: nn.Module, batch: Batch, notes:
         notes = [
             *notes,
             *(
-                bypass_message(site, paths)
+                message
                 for site in chains.values()
-                if not problems and (paths := bypassed(site, lambda p: id(p) in reached))
+                if not problems and (message := bypass_message(site, lambda p: id(p) in reached))
             ),
         ]
-    findings = {
-        path: ChainFindings(
-            surveys.get(path, [])[::-1], dict(site.splits), [b for b in site.blocks if b not in site.solved]
-        )
-        for path, site in chains.items()
-    }
+    findings = {path: surveys.get(path, [])[::-1] for path in chains}
     if not model.training:
         notes.append("the dry run was in evaluation mode, like the model: call train() before training.")
     return Report(chains, problems, notes, findings)

@@ -2,36 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from gradfree.torchside.random_state import random_states_kept, torch_states_kept
+from gradfree.torchside.random_state import RandomState, random_states_kept
 
 _INNER = "_parameters", "_buffers", "_modules"
 
 
 @contextmanager
-def left_intact(model: nn.Module, inputs: Sequence[Any]) -> Iterator[None]:
+def left_intact(model: nn.Module) -> Iterator[None]:
     """Restore ``model`` and all random states after the ``with``.
 
     Restored are the values of buffers (also of replaced ones), the attributes of modules, and the random states of
-    Python, numpy and torch on every device in use. The contents of attributes are not: a list that a pass appends to
-    stays longer. Other effects of hooks remain.
-
-    Args:
-        model: any module.
-        inputs: its arguments, for the devices in use.
+    Python, numpy and torch on every device with parameters. The contents of attributes are not: a list that a pass
+    appends to stays longer. Other effects of hooks remain.
     """
-    tensors = [*model.parameters(), *(x for x in inputs if isinstance(x, Tensor))]
     modules = [
         (module, dict(vars(module)), [dict(vars(module)[name]) for name in _INNER]) for module in model.modules()
     ]
     values = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
-    with torch_states_kept({tensor.device for tensor in tensors}), random_states_kept():
+    with RandomState(*(p.device for p in model.parameters())).restored(), random_states_kept():
         try:
             yield
         finally:

@@ -49,7 +49,7 @@ def looked_at(model, batch, engine="highway_bp", **options):
 
 
 def links(report, path="1"):
-    (piece,) = report.findings[path].pieces
+    (piece,) = report.findings[path]
     return piece
 
 
@@ -117,8 +117,8 @@ def test_pieces_are_those_of_the_first_step():
     engine = gradfree.create_engine("highway_bp")
     with engine.attach(model) as handle:
         model(x).sum().backward()
-        assert report.findings["layers"].splits == handle.chains["layers"].splits
-    pieces = [[link.path for link in piece] for piece in report.findings["layers"].pieces]
+        assert report.chains["layers"].splits == handle.chains["layers"].splits
+    pieces = [[link.path for link in piece] for piece in report.findings["layers"]]
     assert pieces == [["layers.0", "layers.1"], ["layers.2", "layers.3"]]
     assert "2 pieces: layers.0 to layers.1, layers.2 to layers.3" in str(report)
     assert "split at layers.2: its input is computed by the model" in str(report)
@@ -151,10 +151,10 @@ class Keyword(nn.Module):
 def test_arguments_are_passed_by_position_or_keyword_and_the_models_loss_is_used():
     model, x = Keyword(), torch.randn(5, 4)
     batch = {"x": x, "scale": torch.tensor(2.0), "label": torch.ones(5, 4)}
-    (found,) = [looked_at(model, batch).findings["layers"].pieces[0][-1]]
+    (found,) = [looked_at(model, batch).findings["layers"][0][-1]]
     out = model.layers[:-1](2 * x).detach().requires_grad_()
     delta = 2 * (model.layers[-1](out).detach() - 1) / 20
     (pulled,) = torch.autograd.grad(model.layers[-1](out), out, delta)
     assert found.share == pytest.approx(float((delta * pulled).sum() / pulled.pow(2).sum()))
     for arguments in (x, (x,), [x]):
-        assert looked_at(model.layers, arguments).findings[""].pieces
+        assert looked_at(model.layers, arguments).findings[""]

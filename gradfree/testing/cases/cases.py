@@ -25,7 +25,7 @@ from gradfree.testing.cases.models import (
     layered_model,
 )
 from gradfree.time.cell_layer import CellLayer
-from gradfree.torchside.random_state import torch_states_kept
+from gradfree.torchside.random_state import RandomState
 
 RESIDUAL, RECURRENT, LAYERS = FAMILIES = ("residual blocks", "recurrent layers", "plain layers")
 """What chains consist of."""
@@ -166,7 +166,7 @@ def isolated() -> Iterator[None]:
     with (
         torch.device("cpu") if elsewhere else nullcontext(),
         set_torch_threads(1),
-        torch_states_kept(devices_in_use()),
+        RandomState(*devices_in_use()).restored(),
         cudnn,
         without_tf32(),
     ):
