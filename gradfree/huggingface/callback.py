@@ -6,7 +6,7 @@ from dataclasses import fields
 from typing import Any
 
 import torch
-from torch import Tensor, distributed
+from torch import distributed
 from transformers import TrainerCallback
 from transformers.trainer_callback import ExportableState
 
@@ -72,7 +72,7 @@ class EngineCallback(TrainerCallback, ExportableState):
     def state(self) -> dict[str, Any]:
         """Return the callback's arguments and the engine's state, as lists, for a checkpoint."""
         name = next((n for n in list_engines() if engine_class(n) is type(self.engine)), type(self.engine).__name__)
-        options = {f.name: _plain(getattr(self.engine, f.name)) for f in fields(self.engine)}
+        options = {f.name: getattr(self.engine, f.name) for f in fields(self.engine)}
         where = {"chains": self.chains, "residual": self.residual}
         kept = {
             path: {key: {"dtype": str(t.dtype).removeprefix("torch."), "values": t.tolist()} for key, t in own.items()}
@@ -90,7 +90,3 @@ class EngineCallback(TrainerCallback, ExportableState):
                 if path in self.handle.chains
             }
         )
-
-
-def _plain(option: Any) -> Any:
-    return option.tolist() if isinstance(option, Tensor) else option

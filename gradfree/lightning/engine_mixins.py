@@ -10,6 +10,7 @@ from dataclasses import fields
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
+from itertools import product
 from typing import TYPE_CHECKING, Any, Literal
 
 from gradfree.chains.handle import Handle
@@ -208,16 +209,11 @@ def register_engines() -> None:
     """
     # Lightning is installed under one or both of these names, with separate registries.
     for namespace in ("lightning.pytorch", "pytorch_lightning"):
-        if find_spec(namespace.partition(".")[0]) is not None:
-            _register(import_module(f"{namespace}.strategies"))
-
-
-def _register(strategies: Any) -> None:
-    for name in list_engines():
-        for suffix, base, where in (
-            ("", strategies.SingleDeviceStrategy, "one device"),
-            ("_ddp", strategies.DDPStrategy, "several devices, DDP"),
-        ):
+        if find_spec(namespace.partition(".")[0]) is None:
+            continue
+        strategies = import_module(f"{namespace}.strategies")
+        kinds = ("", strategies.SingleDeviceStrategy, "one device"), ("_ddp", strategies.DDPStrategy, "several devices")
+        for name, (suffix, base, where) in product(list_engines(), kinds):
             strategy = f"auto_engine{suffix}" if name == "auto" else name + suffix
             if strategy not in strategies.StrategyRegistry:
                 description = f"gradfree's engine {name}, {where}"

@@ -12,7 +12,7 @@ from lightning.pytorch.core.optimizer import LightningOptimizer
 from lightning.pytorch.plugins.precision import MixedPrecision
 from lightning.pytorch.strategies import DDPStrategy
 from lightning.pytorch.trainer.states import TrainerFn
-from torch import distributed, nn
+from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
 from torch.optim import Optimizer
@@ -127,7 +127,6 @@ class LayerParallelStrategy(DDPStrategy):
             super().setup(trainer)
             return
         self.accelerator.setup(trainer)
-        self._share_states()
         self.setup_precision_plugin()
 
     def configure_ddp(self) -> None:
@@ -239,13 +238,6 @@ class LayerParallelStrategy(DDPStrategy):
 
     def _metrics(self) -> Iterator[Metric]:
         yield from (module for module in self._module.modules() if isinstance(module, Metric))
-
-    def _share_states(self) -> None:
-        """Copy the first copy's parameters and buffers to all others, as DDP does for a fit."""
-        if self._data.size() > 1:
-            first = distributed.get_global_rank(self._data, 0)
-            for tensor in (*self._module.parameters(), *self._module.buffers()):
-                distributed.broadcast(tensor.detach(), first, self._data)
 
     def _clip(self, optimizer: Optimizer, clip_val: float) -> None:
         assert self.stage is not None
