@@ -42,6 +42,9 @@ class EngineOptimizer(Optimizer):
         ValueError: the optimizer has none of the model's parameters.
     """
 
+    _step_supports_amp_scaling = False
+    """``GradScaler`` unscales, also for fused optimizers: it would set the scale here, where they do not read it."""
+
     def __init__(
         self,
         optimizer: Optimizer,

@@ -66,12 +66,15 @@ def test_a_closure_is_called_as_the_wrapped_optimizer_calls_it():
     assert calls[-1] < calls[0]
 
 
+@pytest.mark.parametrize("fused", [False, True])
 @pytest.mark.parametrize("overflow", [False, True])
-def test_gradscaler_unscales_and_skips_steps_on_overflow(overflow):
+def test_gradscaler_unscales_and_skips_steps_on_overflow(overflow, fused):
     model, x = plain_model().float(), torch.randn(4, 6, dtype=torch.float32)
     other = copy.deepcopy(model)
-    plain = torch.optim.AdamW(model.parameters(), 1e-2)
-    optimizer = wrapped(other)
+    # SGD, unlike Adam, would show a wrong scale.
+    kind, options = (torch.optim.SGD, {"momentum": 0.9, "fused": True}) if fused else (torch.optim.AdamW, {})
+    plain = kind(model.parameters(), 1e-2, **options)
+    optimizer = wrapped(other, optimizer=kind(other.parameters(), 1e-2, **options))
     for m, o in ((model, plain), (other, optimizer)):
         scaler = torch.amp.GradScaler("cpu", init_scale=2.0**16)
         loss = m(x).pow(2).sum() * (float("inf") if overflow else 1.0)
