@@ -15,6 +15,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import FunctionCtx
+from torch.nn.modules.dropout import _DropoutNd
 
 from gradfree.algebra.cotangents import Cotangent
 from gradfree.depth.ports import Port, port_of
@@ -249,8 +250,12 @@ class SequentialRow:
         """Store the modules and attributes of the blocks, to notice changes; drop all plans of rows."""
         self._plans = {kind: plan for kind, plan in self._plans.items() if isinstance(plan, str)}
         self._modules = [m for _, block in self.blocks for m in block.modules()]
-        # Attributes of torch's layers need no watching: they are numbers, and a change shows in the outputs.
-        users = [vars(m) for m in self._modules if not type(m).__module__.startswith("torch.nn.")]
+        # Attributes of torch's layers need no watching, except for rates of dropout: a change shows in the outputs.
+        users = [
+            vars(m)
+            for m in self._modules
+            if isinstance(m, _DropoutNd) or not type(m).__module__.startswith("torch.nn.")
+        ]
         self._watched = [*users, *(m._modules for m in self._modules if m._modules)]
         self._known = self._watched_values()
         blocks = {block for _, block in self.blocks}
