@@ -72,7 +72,9 @@ def largest(x: Tensor) -> Tensor:
 
 def relative(jumps: Sequence[Tensor], sizes: Sequence[Tensor]) -> float:
     """Return the largest absolute value in ``jumps``, each relative to its size; waits for the device."""
-    found = torch.stack([largest(jump).float() for jump in jumps])
-    of = torch.stack([size.float() for size in sizes])
+    found, of = torch.stack([largest(jump) for jump in jumps]), torch.stack(list(sizes))
+    # Numbers in double precision may be smaller than those in single precision.
+    wide = torch.promote_types(found.dtype, torch.float32)
+    found, of = found.to(wide), of.to(wide)
     # Not 0 / 0 if all numbers are zero.
     return torch.where(found == 0, found, found / of).max().item()
