@@ -32,7 +32,7 @@ def newton_gradients(chain: TimeChain, direct: State, options: NewtonOptions) ->
 def _try_sweeps(chain: TimeChain, direct: State, options: NewtonOptions) -> tuple[State | None, Pass | None]:
     """Return δ, ``None`` if sweeps do not converge; and the pass, ``None`` if sweeps cannot be used."""
     stopping = options.stopping(len(chain), chain.like[0], chain.kind)
-    if stopping is None or any(e is not None and e.dim() != 3 for e in direct):
+    if stopping is None or any(e is not None and (e.dim() != 3 or e.is_complex()) for e in direct):
         return None, None
     chain_pass = Pass(chain.path, "backward", chain.name, chain.memory.of("newton"))
     if chain_pass.is_paused:

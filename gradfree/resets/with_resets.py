@@ -13,7 +13,7 @@ from torch.nn.utils.rnn import PackedSequence
 
 from gradfree.errors import ChainError
 from gradfree.resets.pieces import PieceBatch, Pieces, final_states, in_sequence_order
-from gradfree.time.cell_layer import CellLayer, has_hooks
+from gradfree.time.cell_layer import CellLayer, has_hooks, state_problems
 from gradfree.time.forward import Recurrence, run_kernel
 from gradfree.time.fused import RunLayer, recorder_on, run_layers
 
@@ -47,7 +47,8 @@ def run_with_resets(layer: nn.Module, input: Tensor, state: Any, resets: Tensor)
     x = input.transpose(0, 1) if layer.batch_first else input
     if isinstance(layer, CellLayer):
         parts = list(layer.initial_parts(x, state))
-        _check_cell_state(parts, x)
+        for problem in state_problems("run_with_resets", parts, x):
+            raise ValueError(problem)
     else:
         parts = [part.transpose(0, 1) for part in _checked_state(layer, input, state)]
     if len(x) == 1:
@@ -190,12 +191,3 @@ def _checked_state(layer: Any, input: Tensor, state: Any) -> list[Tensor]:
     except RuntimeError as error:
         raise ValueError(f"run_with_resets: {error}.") from None
     return parts
-
-
-def _check_cell_state(parts: Sequence[Tensor], x: Tensor) -> None:
-    for part in parts:
-        if part.dim() < 2 or len(part) != x.shape[1]:
-            raise ValueError(
-                f"run_with_resets: the state must have a row for each of the {x.shape[1]} sequences, not "
-                f"{tuple(part.shape)}."
-            )

@@ -35,8 +35,8 @@ def segmented_gradients(chain: TimeChain, direct: State, rule: SegmentRule) -> C
 
 
 def _solve(chain: TimeChain, direct: State, rule: SegmentRule) -> tuple[ChainGradients | None, ChainPass | None]:
-    """Return the gradients, ``None`` if segments do not converge; and the pass, ``None`` if states are not vectors."""
-    if any(e is not None and e.dim() != 3 for e in direct):
+    """Return the gradients, ``None`` if segments do not converge; and the pass, ``None`` if no segments can be cut."""
+    if any(e is not None and (e.dim() != 3 or e.is_complex()) for e in direct):
         return None, None
     memory = chain.memory.of("segments")
     this = ChainPass(chain.path, "backward", chain.name, memory, len(chain), chain.like[0], chain.kind)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -122,13 +122,18 @@ class ElementwiseCell(nn.Module, ABC):
 def run_steps(cell: nn.Module, x: Tensor, parts: Sequence[Tensor]) -> list[tuple[Tensor, ...]]:
     """Run ``cell`` step by step; return the parts of the state after each step."""
     advance: Callable[[Tensor, Sequence[Tensor]], tuple[Tensor, ...]] = partial(apply_cell, cell)
-    if isinstance(cell, ElementwiseCell) and type(cell).forward is ElementwiseCell.forward and not has_hooks(cell):
-        advance, x = cell.advance, cell.fed(x)
+    if runs_by_units(cell):
+        advance, x = cell.advance, cell.fed(x)  # type: ignore[attr-defined]
     steps: list[tuple[Tensor, ...]] = []
     for fed in x:
         parts = advance(fed, parts)
         steps.append(tuple(parts))
     return steps
+
+
+def runs_by_units(cell: nn.Module) -> bool:
+    """Return whether a call of ``cell`` runs ``fed`` and ``advance`` only: no hooks, no ``forward`` of its own."""
+    return isinstance(cell, ElementwiseCell) and type(cell).forward is ElementwiseCell.forward and not has_hooks(cell)
 
 
 def has_hooks(module: nn.Module) -> bool:
@@ -156,6 +161,16 @@ def apply_cell(cell: nn.Module, x: Tensor, parts: Sequence[Tensor]) -> tuple[Ten
             )
         )
     return after
+
+
+def state_problems(where: str, parts: Sequence[Tensor], x: Tensor) -> Iterator[str]:
+    """Yield a problem for each part of the state that has not one row for each sequence of ``x`` (T, B, I)."""
+    for part in parts:
+        if isinstance(part, Tensor) and (part.dim() < 2 or len(part) != x.shape[1]):
+            yield (
+                f"{where}: the state must have a row for each of the {x.shape[1]} sequences, not {tuple(part.shape)}. "
+                "Expand it, state.expand(batch, -1)."
+            )
 
 
 def output_size(cell: nn.Module) -> int | None:

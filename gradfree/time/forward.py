@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from gradfree.chains.chain import Solver
 from gradfree.chains.memory import Memory
 from gradfree.devices.costs import kept_gates_pay
-from gradfree.time.cell_layer import ElementwiseCell, run_steps
+from gradfree.time.cell_layer import run_steps, runs_by_units
 from gradfree.time.gru_forward import gru_with_gates
 from gradfree.time.packing import Packing
 
@@ -54,13 +54,13 @@ class Recurrence:
         """The kind of cell: the :attr:`mode`, "separate units" of an elementwise cell, else "any"."""
         if self.mode is not None:
             return self.mode
-        return "separate units" if isinstance(self.cell, ElementwiseCell) else "any"
+        return "separate units" if self.cell is not None and runs_by_units(self.cell) else "any"
 
     @property
     def is_dense(self) -> bool:
-        """Whether sequences have equal lengths (not packed) and states are vectors."""
+        """Whether sequences have equal lengths (not packed) and states are vectors of real numbers."""
         vectors = 3 if self.cell is None else 2
-        return self.packing is None and all(part.dim() == vectors for part in self.first)
+        return self.packing is None and all(part.dim() == vectors and not part.is_complex() for part in self.first)
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from gradfree.chains.refusals import hooked, tapped
 from gradfree.chains.site import Removable, Site
 from gradfree.chains.solving import Attachment
 from gradfree.errors import ATTACHED, CHANGED_IN_PLACE, ChainError, refuse
-from gradfree.time.cell_layer import CellLayer, ElementwiseCell, Ends
+from gradfree.time.cell_layer import CellLayer, ElementwiseCell, Ends, state_problems
 from gradfree.time.forward import Recurrence, SingleStepWarning, run
 from gradfree.time.unrolled_chain import (
     UnrolledChain,
@@ -110,6 +110,7 @@ class CellRecorder:
                 f"{self.where} has a state of several tensors, which an engine does not support with resets. Call "
                 "run_with_resets without an engine, or use nn.LSTM in place of nn.LSTMCell."
             )
+        refuse(state_problems(self.where, parts, x))
         self.single_steps.count(len(x))
         refuse_transforms(self.where)
         refuse(sharded(self.inside))

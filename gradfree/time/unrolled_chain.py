@@ -66,7 +66,7 @@ class UnrolledChain(TimeChain):
         # As in autograd, parameters that were frozen after the forward pass get no gradient.
         self.trained = [p for p, want in zip(own, wanted, strict=True) if want and p.requires_grad]
         with torch.enable_grad():
-            self.x = x.detach().requires_grad_(x.is_floating_point())
+            self.x = x.detach().requires_grad_(x.is_floating_point() or x.is_complex())
             self.before = [part.detach().requires_grad_() for part in before]
             after = apply_cell(cell, self.x.flatten(0, 1), [part.flatten(0, 1) for part in self.before])
             self.states = self.after = [part.unflatten(0, self.shape) for part in after]
