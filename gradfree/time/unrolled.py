@@ -110,9 +110,9 @@ class CellRecorder:
                 f"{self.where} has a state of several tensors, which an engine does not support with resets. Call "
                 "run_with_resets without an engine, or use nn.LSTM in place of nn.LSTMCell."
             )
-        refuse(state_problems(self.where, parts, x))
         self.single_steps.count(len(x))
         refuse_transforms(self.where)
+        refuse(state_problems(self.where, parts, x))
         refuse(sharded(self.inside))
         refuse((*hooked(self.inside), *tapped(self.inside)))
         out, *finals = _UnrollFunction.apply(self, len(parts), x, *parts, *self.layer.cell.parameters())
@@ -141,6 +141,10 @@ class _UnrollFunction(torch.autograd.Function):
         at = recorder.attachment
         recurrence = Recurrence(x, rest[:parts], rest[parts:], None, cell, memory=at.memory, paths=[at.path])
         out, finals, others, ctx.passes = run(at.engine, recurrence)
+        if torch.is_autocast_enabled(x.device.type):
+            # Older versions of torch keep casts of weights, here without a graph, for passes that need one:
+            # https://github.com/pytorch/pytorch/issues/158232
+            torch.clear_autocast_cache()
         if _marks([x, *rest, *cell.buffers()]) != before:
             raise ChainError(
                 f"{recorder.where} changes its input, its state, a parameter or a buffer: an engine runs it again in "
