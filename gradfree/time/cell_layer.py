@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor, nn
@@ -123,7 +123,7 @@ def run_steps(cell: nn.Module, x: Tensor, parts: Sequence[Tensor]) -> list[tuple
     """Run ``cell`` step by step; return the parts of the state after each step."""
     advance: Callable[[Tensor, Sequence[Tensor]], tuple[Tensor, ...]] = partial(apply_cell, cell)
     if runs_by_units(cell):
-        advance, x = cell.advance, cell.fed(x)  # type: ignore[attr-defined]
+        advance, x = cell.advance, cell.fed(x)
     steps: list[tuple[Tensor, ...]] = []
     for fed in x:
         parts = advance(fed, parts)
@@ -131,7 +131,7 @@ def run_steps(cell: nn.Module, x: Tensor, parts: Sequence[Tensor]) -> list[tuple
     return steps
 
 
-def runs_by_units(cell: nn.Module) -> bool:
+def runs_by_units(cell: nn.Module) -> TypeGuard[ElementwiseCell]:
     """Return whether a call of ``cell`` runs ``fed`` and ``advance`` only: no hooks, no ``forward`` of its own."""
     return isinstance(cell, ElementwiseCell) and type(cell).forward is ElementwiseCell.forward and not has_hooks(cell)
 

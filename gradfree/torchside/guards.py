@@ -80,7 +80,7 @@ def refuse_other_values(actual: Tensor, expected: Tensor, rounding: float, messa
     if not expected.numel():
         return
     largest = expected.abs().amax()
-    same = ((actual - expected).abs_().amax() <= rounding * largest) | ~largest.isfinite()
+    same = ((actual - expected).abs().amax() <= rounding * largest) | ~largest.isfinite()
     if wait and not same:
         raise errors.ChainError(message)
     try:
