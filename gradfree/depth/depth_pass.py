@@ -43,7 +43,7 @@ from gradfree.torchside.graph import walk
 from gradfree.torchside.guards import check_finite, refuse_batched
 from gradfree.torchside.private import asked_for, backward_id, keeps_graph, will_run
 
-_MANY = 16
+_MANY = 8
 """An Entry leads to at most so many tensors."""
 
 
