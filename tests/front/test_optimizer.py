@@ -71,7 +71,6 @@ def test_a_closure_is_called_as_the_wrapped_optimizer_calls_it():
 def test_gradscaler_unscales_and_skips_steps_on_overflow(overflow, fused):
     model, x = plain_model().float(), torch.randn(4, 6, dtype=torch.float32)
     other = copy.deepcopy(model)
-    # SGD, unlike Adam, would show a wrong scale.
     kind, options = (torch.optim.SGD, {"momentum": 0.9, "fused": True}) if fused else (torch.optim.AdamW, {})
     plain = kind(model.parameters(), 1e-2, **options)
     optimizer = wrapped(other, optimizer=kind(other.parameters(), 1e-2, **options))
