@@ -12,6 +12,7 @@ from functools import cache
 from graphlib import TopologicalSorter
 
 import pytest
+import torch
 from places import PACKAGES, ROOT
 
 from gradfree.checkout import tomllib
@@ -65,7 +66,7 @@ def test_imports_have_no_cycle():
 
 
 def test_the_core_imports_only_torch_and_numpy():
-    allowed = ALLOWED | sys.stdlib_module_names
+    allowed = ALLOWED | sys.stdlib_module_names | {"tomllib"}  # Of Python 3.11; tomli stands in for it before.
     files = {str(path.relative_to(ROOT)): path for path in MODULES.values()}
     core = {name: path for name, path in files.items() if not name.startswith(WITH_EXTRAS)}
     assert len(core) > 70
@@ -96,7 +97,8 @@ def test_import_and_first_step_load_no_optional_packages():
     assert modules.isdisjoint(
         ("lightning", "pytorch_lightning", "torchmetrics", "transformers", "jsonargparse", "matplotlib", "scipy")
     )
-    assert "torch._dynamo" not in modules
+    if torch.__version__ >= "2.7":  # In torch 2.6 vmap itself loads the compiler.
+        assert "torch._dynamo" not in modules
 
 
 @pytest.mark.slow

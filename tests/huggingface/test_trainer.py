@@ -1,9 +1,11 @@
 """An engine in the Trainer: exact engines do not change a bit, and a resumed training continues."""
 
+from importlib.metadata import version
 from itertools import cycle
 
 import pytest
 import torch
+from torch.torch_version import TorchVersion
 
 pytest.importorskip("transformers")
 pytest.importorskip("accelerate")
@@ -40,6 +42,8 @@ def test_a_loss_on_what_hooks_keep_from_inside_blocks_needs_a_graph_that_is_reta
 
 def test_reentrant_checkpoints_are_refused_by_the_blocks_name(tmp_path):
     reentrant = {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": True}}
+    if TorchVersion(version("transformers")) < "5.23":
+        pytest.skip("checkpoints of older versions lie around the blocks, which splits the chain there")
     with pytest.raises(gradfree.ChainError, match=r"^transformer\.h\.0 has a checkpoint .* Use use_reentrant=False"):
         train(gpt2(), tmp_path, [ENGINES["k = L"]()], **reentrant)
 

@@ -47,8 +47,8 @@ def run(tmp_path, monkeypatch):
     ("suite", "message"),
     [
         ("engine", "mine: no engine is called 'higway_bp'"),
-        ("width", "mine: residual_mlp cannot be trained on these data: RuntimeError: mat1 and mat2"),
-        ("local", "Can't pickle local object 'local.<locals>.<lambda>'"),
+        ("width", "mine: residual_mlp cannot be trained on these data: RuntimeError: "),
+        ("local", "local object 'local.<locals>.<lambda>'"),
     ],
 )
 def test_an_invalid_suite_is_an_error_before_anything_runs(suite, message, run, capsys):

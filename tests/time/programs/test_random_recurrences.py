@@ -51,8 +51,18 @@ def verdict(program):
     assert error is None, f"torch's error, which is none without the engine: {error}"
     within = 1e-3 if single else 10 * options.get("tolerance", 1e-11)
     assert_same(actual[1], expected[1], within)
-    assert_same(actual[0], expected[0], within if "tolerance" in options else 0.0)
+    rounded = program.layer == "lstm" and single and not _ROUNDS_ALIKE
+    assert_same(actual[0], expected[0], within if "tolerance" in options or rounded else 0.0)
     return "exact"
+
+
+def _rounds_alike():
+    """Return whether torch's LSTM has the same outputs with a graph and without; before torch 2.13 it has not."""
+    layer, x = torch.nn.LSTM(3, 4, dtype=torch.float32), torch.randn(5, 1, 3, dtype=torch.float32)
+    return torch.equal(layer(x)[0], torch.no_grad()(layer)(x)[0])
+
+
+_ROUNDS_ALIKE = _rounds_alike()
 
 
 def attempted(recurrence):
