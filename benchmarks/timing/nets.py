@@ -23,16 +23,7 @@ from gradfree.benchmarks.tables.column import Figure, column
 from gradfree.benchmarks.tables.facts import Fact, fact
 from gradfree.benchmarks.tasks.task import cross_entropy
 from gradfree.benchmarks.timing.recurrent_layers import COMPILED, CellLoop, replace_layers
-from gradfree.benchmarks.timing.side_by_side import (
-    MEMORY,
-    PASSES,
-    PROCESS,
-    RATIO,
-    STEP,
-    Trainee,
-    mean_seconds,
-    times,
-)
+from gradfree.benchmarks.timing.side_by_side import MEMORY, PASSES, PROCESS, RATIO, STEP, Trainee, mean_seconds, times
 from gradfree.benchmarks.timing.timed import Timing, timed
 
 PLAIN, COMPILED_PLAIN, GRAPHED = "backprop", "compiled backprop", "graphed backprop"

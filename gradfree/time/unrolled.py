@@ -14,12 +14,7 @@ from gradfree.chains.solving import Attachment
 from gradfree.errors import ATTACHED, CHANGED_IN_PLACE, ChainError, refuse
 from gradfree.time.cell_layer import CellLayer, ElementwiseCell, Ends, state_problems
 from gradfree.time.forward import Recurrence, SingleStepWarning, run
-from gradfree.time.unrolled_chain import (
-    UnrolledChain,
-    autocast_now,
-    cell_problems,
-    check_batched_states,
-)
+from gradfree.time.unrolled_chain import UnrolledChain, autocast_now, cell_problems, check_batched_states
 from gradfree.torchside.guards import (
     check_finite,
     check_made_finite,

@@ -6,14 +6,7 @@ from torch import nn
 
 import gradfree
 from gradfree import ChainError
-from gradfree.testing.cases.models import (
-    Model,
-    NormAndDropout,
-    Plain,
-    assert_equal_gradients,
-    gradients,
-    plain_model,
-)
+from gradfree.testing.cases.models import Model, NormAndDropout, Plain, assert_equal_gradients, gradients, plain_model
 
 ENGINE = gradfree.create_engine("deeppcr")
 

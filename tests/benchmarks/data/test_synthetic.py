@@ -4,13 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from gradfree.benchmarks.data.synthetic import (
-    BLANK,
-    COPYING_VOCABULARY,
-    adding_pixels,
-    copying,
-    parity_pixels,
-)
+from gradfree.benchmarks.data.synthetic import BLANK, COPYING_VOCABULARY, adding_pixels, copying, parity_pixels
 from gradfree.benchmarks.tasks.metrics import recall_accuracy
 
 

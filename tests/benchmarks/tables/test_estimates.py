@@ -4,14 +4,7 @@ from math import inf, isnan, nan
 
 import pytest
 
-from gradfree.benchmarks.tables.facts import (
-    Estimate,
-    differences,
-    estimates,
-    means,
-    run_fact,
-    table,
-)
+from gradfree.benchmarks.tables.facts import Estimate, differences, estimates, means, run_fact, table
 
 
 @pytest.mark.parametrize(

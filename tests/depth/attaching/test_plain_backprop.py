@@ -6,9 +6,7 @@ import pytest
 from torch import nn
 
 import gradfree
-from gradfree.testing.cases.models import (
-    plain_model,
-)
+from gradfree.testing.cases.models import plain_model
 
 
 def hooked(model):

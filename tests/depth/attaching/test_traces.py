@@ -9,14 +9,7 @@ import torch
 
 import gradfree
 from gradfree.depth.depth_pass import DepthPass
-from gradfree.testing.cases.models import (
-    Model,
-    Plain,
-    PostLN,
-    assert_equal_gradients,
-    gradients,
-    plain_model,
-)
+from gradfree.testing.cases.models import Model, Plain, PostLN, assert_equal_gradients, gradients, plain_model
 
 HIGHWAY = gradfree.create_engine("highway_bp", iterations=9)
 
