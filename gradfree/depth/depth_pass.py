@@ -57,8 +57,10 @@ class DepthPass:
 
     Attributes:
         chain_ref: a weak reference to the chain.
-        anchors: what the next entry leads to: the leaves before the chain and the parameters of the blocks so far, or
-            Anchors of many of these.
+        anchors: the leaves before the chain and the parameters of the blocks so far, or Anchors of many of these. What
+            the next entry leads to, besides a leaf, so that it needs a gradient.
+        keeps_inside: whether the loss may use a tensor from inside the next block. If not, its entry leads to no
+            anchor, because each VJP would visit all of them.
         numbers: the index of each parameter, by its id.
         links: the blocks that have run.
         solving: whether the engine is solving the chain now.
@@ -68,7 +70,9 @@ class DepthPass:
         # solve() deletes `chain`: a state stored on a module would otherwise form a reference cycle with it.
         self.chain, self.chain_ref = chain, weakref.ref(chain)
         self.parameters, self.numbers = trained
-        self.anchors = [torch.empty(0, requires_grad=True)]
+        self.anchors: list[Tensor] = []
+        self.keeps_inside = True
+        self._leaf = torch.empty(0, requires_grad=True)
         self.inputs = [(tensor, get_gradient_edge(tensor)) for tensor in inputs]
         self.links: list[Link] = []
         self.solving = False
@@ -102,9 +106,12 @@ class DepthPass:
         """Return ``tensors`` without history, for the block at ``path``; for ``numbers`` see :class:`Entry`."""
         if not tensors:
             return ()
-        if len(self.anchors) > _MANY:
+        if self.keeps_inside and len(self.anchors) > _MANY:
             self.anchors = [Anchor.apply(*self.anchors)]
-        entered: Sequence[Tensor] = Entry.apply(self._ref, len(self.links), path, numbers, tensors, *self.anchors)
+        anchors = self.anchors if self.keeps_inside else ()
+        entered: Sequence[Tensor] = Entry.apply(
+            self._ref, len(self.links), path, numbers, tensors, self._leaf, *anchors
+        )
         return entered
 
     def leave(self, link: Link, before: Tensor) -> Sequence[Tensor]:

@@ -17,7 +17,9 @@ from gradfree.depth.recorder import BlockRecorder, RecordedChain
 from gradfree.errors import ChainError
 from gradfree.layers.layer_chain import ACTIVATION, LayerChain, without_graph, without_values
 from gradfree.layers.roles import Role, keeps_state, role_of
+from gradfree.torchside.private import global_hooks
 from gradfree.torchside.random_state import RandomState
+from gradfree.torchside.sharding import own_class
 
 
 class RecordedLayers(RecordedChain):
@@ -90,6 +92,9 @@ class LayeredPass(DepthPass):
                 f"the output of {self.links[-1].path} was changed in place before {path} got it. Compute a new tensor "
                 "in a separate layer, or leave the layers from there on out of the chain."
             )
+        # One of torch's layers keeps nothing, but hooks besides the recorder's see its input.
+        hooked = len(block._forward_hooks) > 1 or global_hooks()
+        self.keeps_inside = hooked or not own_class(block).__module__.startswith("torch.nn.")
         if self._streams and role is Role.DROPOUT:
             self._random[path] = RandomState(self.initial.device), block.training
 
