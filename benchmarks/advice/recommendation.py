@@ -57,14 +57,10 @@ def advise(standings: Standings, chains: Sequence[str] | None) -> Advice:
         f"Take {best.row.label}: a step is {_faster(best.cost)} than with autograd, and the gradient is equal or "
         f"nearly equal (cosine {best.cosine:.{_DIGITS}f})."
     )
-    return Advice(words + hints, code_for(best, chains))
-
-
-def code_for(contestant: Contestant, chains: Sequence[str] | None) -> str:
-    """Return the code that wraps an optimizer with the engine."""
-    options = {**contestant.row.options, **({"chains": list(chains)} if chains else {})}
+    options = {**best.row.options, **({"chains": list(chains)} if chains else {})}
     given = "".join(f", {name}={value!r}" for name, value in options.items())
-    return f"optimizer = gradfree.EngineOptimizer(optimizer, model, engine={contestant.row.engine!r}{given})"
+    code = f"optimizer = gradfree.EngineOptimizer(optimizer, model, engine={best.row.engine!r}{given})"
+    return Advice(words + hints, code)
 
 
 def _best(as_good: Sequence[Contestant]) -> Contestant:

@@ -58,15 +58,12 @@ def pydoc() -> Data:
     validation = [paragraph for paragraph in validation if paragraph not in held_out]
     held_out.update(validation)
     train = [paragraph for paragraph in train if paragraph not in held_out]
-    return Data(*(_sequences(part) for part in (train, validation, test)))
+    texts = ("\n\n".join(part).encode("ascii", "replace") for part in (train, validation, test))
+    return Data(*(windows(torch.tensor(list(text)), CONTEXT) for text in texts))
 
 
 def _paragraphs(names: Sequence[str]) -> list[str]:
     return [paragraph for name in names for paragraph in re.split(r"\n\s*\n", topics[name].strip())]
-
-
-def _sequences(paragraphs: Sequence[str]) -> Split:
-    return windows(torch.tensor(list("\n\n".join(paragraphs).encode("ascii", "replace"))), CONTEXT)
 
 
 def windows(tokens: Tensor, length: int) -> Split:

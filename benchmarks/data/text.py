@@ -48,7 +48,8 @@ class Text(Stored):
 
     def read(self, splits: DatasetDict) -> dict[str, Arrays]:
         """Return the tokens of each split."""
-        rows = {name: _end_lines(splits[name]["text"]) for name in Data._fields}
+        # Some sets include line ends, some do not.
+        rows = {name: [row.removesuffix("\n") + "\n" for row in splits[name]["text"]] for name in Data._fields}
         tokenizer = _tokenizer(self, rows["train"])
         return {name: (_tokens(tokenizer, lines),) for name, lines in rows.items()}
 
@@ -56,11 +57,6 @@ class Text(Stored):
         """Return the sequences; the targets are the inputs' next tokens."""
         train, validation, test = (windows(torch.from_numpy(*arrays[name]), self.length) for name in Data._fields)
         return Data(train, *(Split(*(x[: self.held_out] for x in split)) for split in (validation, test)))
-
-
-def _end_lines(rows: Sequence[str]) -> list[str]:
-    """Return ``rows``, each with one line end: some sets include it, some do not."""
-    return [row.removesuffix("\n") + "\n" for row in rows]
 
 
 def _tokenizer(text: Text, rows: Sequence[str]) -> Tokenizer:

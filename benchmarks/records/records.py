@@ -124,7 +124,10 @@ class RecordFile:
             UsageError: it cannot be written, for example because the disk is full; the file keeps the earlier records.
         """
         try:
-            self._drop_unfinished_line()
+            content = self.path.read_bytes() if self.path.exists() else b""
+            if content and not content.endswith(b"\n"):
+                # The last line was never finished.
+                os.truncate(self.path, content.rfind(b"\n") + 1)
             with self.path.open("ab") as file:
                 file.write(json.dumps(record).encode() + b"\n")
                 file.flush()
@@ -134,11 +137,6 @@ class RecordFile:
                 f"{self.path} cannot be written: {error.strerror}. It has all cases that were finished before "
                 f"{record['case']!r}. Solve the problem, then run the same command again for the rest."
             ) from error
-
-    def _drop_unfinished_line(self) -> None:
-        content = self.path.read_bytes() if self.path.exists() else b""
-        if content and not content.endswith(b"\n"):
-            os.truncate(self.path, content.rfind(b"\n") + 1)
 
 
 def _read(path: Path) -> Iterator[Record]:

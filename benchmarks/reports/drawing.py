@@ -42,16 +42,13 @@ def styles(charts: Iterable[Chart]) -> Styles:
 def spec(chart: Chart, styles: Styles) -> dict[str, Any]:
     """Return a chart's Vega-Lite specification, as wide as its container; a click on the legend filters."""
     shown = alt.selection_point(name="shown", fields=["label"], bind="legend")
-    return _drawn(chart, styles, shown).configure(**_THEME).to_dict(validate=False)
-
-
-def _drawn(chart: Chart, styles: Styles, shown: alt.Parameter) -> alt.LayerChart:
-    named = chart.y.kind == "names"
     subtitle = [f"dotted: {what}" for what in chart.rules]
     subtitle += [f"ringed: {chart.ringed}"] if chart.ringed else []
     title = alt.TitleParams(chart.title, subtitle="; ".join(subtitle))
     layers = list(_layers(chart, styles, shown))
-    return alt.LayerChart(layer=layers, title=title, width="container", height=alt.Step(22) if named else _HEIGHT)
+    height = alt.Step(22) if chart.y.kind == "names" else _HEIGHT
+    drawn = alt.LayerChart(layer=layers, title=title, width="container", height=height)
+    return drawn.configure(**_THEME).to_dict(validate=False)
 
 
 def _layers(chart: Chart, styles: Styles, shown: alt.Parameter) -> Iterator[alt.Chart]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import cache
 from pathlib import Path
 
 import vl_convert
@@ -27,16 +26,12 @@ def page(report: SuiteReport) -> str:
     )
     known = styles(report.charts)
     charts = [[spec(chart, known) for chart in section.drawn] for section in report.sections]
+    # Vega, Vega-Lite and Vega-Embed in one script.
+    libraries = vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;") if any(charts) else ""
     answers = [(section, report.sections.index(section)) for section in report.answers]
     return environment.get_template(_TEMPLATE.name).render(
-        report=report, charts=charts, answers=answers, kind=_kind, libraries=_libraries() if any(charts) else ""
+        report=report, charts=charts, answers=answers, kind=_kind, libraries=Markup(libraries)
     )
-
-
-@cache
-def _libraries() -> Markup:
-    """Return Vega, Vega-Lite and Vega-Embed in one script."""
-    return Markup(vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;"))
 
 
 def _kind(text: str, is_label: bool) -> str:

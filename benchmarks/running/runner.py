@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import closing
 
 from tqdm import tqdm
@@ -37,7 +37,9 @@ def run_cases(planned: PlannedCases, file: RecordFile, executor: Executor, retry
         while True:
             every = list(planned(records))
             progress.total, progress.n = len(every), count_finished(every, finished)
-            running = {case.id: case for case in _next_batch(every, finished)}
+            missing = [case for case in every if case is not None and case.id not in finished]
+            # All that may run in parallel or, if there are none, one that must run alone.
+            running = {case.id: case for case in [case for case in missing if not case.alone] or missing[:1]}
             if not running:
                 break
             progress.set_postfix_str(_describe(running))
@@ -61,12 +63,6 @@ def finished_in(records: Mapping[str, Record], retry: bool) -> set[str]:
 def count_finished(cases: Iterable[Case | None], finished: Collection[str]) -> int:
     """Return how many of ``cases`` are in ``finished``."""
     return sum(case is not None and case.id in finished for case in cases)
-
-
-def _next_batch(cases: Sequence[Case | None], finished: Collection[str]) -> list[Case]:
-    """Return all missing cases that may run in parallel or, if there are none, one that must run alone."""
-    missing = [case for case in cases if case is not None and case.id not in finished]
-    return [case for case in missing if not case.alone] or missing[:1]
 
 
 def _describe(running: Mapping[str, Case]) -> str:

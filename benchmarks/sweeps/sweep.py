@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields, is_dataclass, replace
 from itertools import product
 from math import inf
@@ -81,16 +81,19 @@ def _tasks(sweep: Sweep, loader: str | None) -> Iterator[Task]:
     for dtype in dtypes:
         if dtype not in _DTYPES:
             raise UsageError(no_such("dtype", dtype, _DTYPES))
-    axes: dict[str, Sequence[Any]] = {
+    axes = {
         "batch": _numbers("batch_size", sweep.batch_size, int),
         "length": _numbers("length", sweep.length, int),
         "depth": _numbers("depth", sweep.depth, int),
         "dtype": dtypes,
     }
+    evaluations = 0 if sweep.target is None else _EVALUATIONS
     for task in _with_all_models(sweep, loader):
-        for values in product(*(axis or (None,) for axis in axes.values())):
-            chosen = {axis: value for axis, value in zip(axes, values, strict=True) if value is not None}
-            varied = _with_axes(_with_budget(sweep, task), chosen)
+        for chosen in _combinations({axis: values for axis, values in axes.items() if values}):
+            varied = replace(task, steps=sweep.steps or task.steps, evaluations=evaluations)
+            for axis, value in chosen.items():
+                varied = _VARIATIONS[axis](varied, value)
+            varied = replace(varied, name=_label(task.name, chosen))
             varied.check()
             yield varied
 
@@ -124,11 +127,6 @@ def _named_tasks(tasks: Names) -> Iterator[Task]:
 
 def _label(name: str, options: Mapping[str, Any]) -> str:
     return " ".join([name, *(f"{option}={value}" for option, value in options.items())]).strip()
-
-
-def _with_budget(sweep: Sweep, task: Task) -> Task:
-    evaluations = 0 if sweep.target is None else _EVALUATIONS
-    return replace(task, steps=sweep.steps or task.steps, evaluations=evaluations)
 
 
 def _rows(sweep: Sweep, task: Task) -> tuple[Row, ...]:
@@ -195,13 +193,6 @@ def _numbers(name: str, given: Any, kind: Callable[[Any], _Number]) -> list[_Num
     if not all(0 < number < inf for number in numbers):
         raise UsageError(f"--{name.replace('_', '-')} takes numbers above 0, separated by commas, not {given!r}.")
     return numbers
-
-
-def _with_axes(task: Task, chosen: Mapping[str, Any]) -> Task:
-    """Return ``task`` with the ``chosen`` values of some axes, which are added to its name."""
-    for axis, value in chosen.items():
-        task = _VARIATIONS[axis](task, value)
-    return replace(task, name=" ".join([task.name, *(f"{axis}={value}" for axis, value in chosen.items())]))
 
 
 def _with_length(task: Task, length: int) -> Task:

@@ -124,11 +124,6 @@ class Task:
         return self.name if self.name.startswith(self.model) else f"{self.name}: {self.model}"
 
     @property
-    def architecture(self) -> str:
-        """The model with its options."""
-        return f"{self.model}({', '.join(f'{name}={value}' for name, value in self.options.items())})"
-
-    @property
     def optimizer(self) -> str:
         """The optimizer with its settings except the learning rate."""
         optimizer, _ = self.create_optimizer(nn.Linear(1, 1))

@@ -54,7 +54,8 @@ def setup_facts(task: Task, rates: Sequence[float], runs: Iterable[Record], /, *
 
     ``rates`` are the rows' own learning rates, if they have any.
     """
-    yield fact(_MODEL, "", note=task.architecture, **where)
+    options = ", ".join(f"{name}={value}" for name, value in task.options.items())
+    yield fact(_MODEL, "", note=f"{task.model}({options})", **where)
     yield fact(_OPTIMIZER, "", note=task.optimizer, **where)
     yield fact(_BATCH, "examples", task.batch_size, **where)
     if not rates:

@@ -162,23 +162,19 @@ class Summary:
 
     def _charts(self) -> Iterator[Chart]:
         """Yield charts of the score against step time, of the alignment of cotangents, and of losses."""
-        where = f"{self.task.name}, {self.task.steps} steps, {self.facts['device'][0]}"
+        score, where = self.task.score, f"{self.task.name}, {self.task.steps} steps, {self.facts['device'][0]}"
         if self._front:
-            yield self._cost_chart(f"{where}: {self.task.score.name} against step time")
+            found = points(self.facts, Figure(STEP, unit=times(self._baseline)), Figure(score_metric(self.task)))
+            yield Chart(
+                f"{where}: {score.name} against step time",
+                found.with_columns(ringed=pl.col("row").is_in(self._front)),
+                Axis(f"step time, as a multiple of {self._baseline}'s (×)"),
+                score_axis("test", score, "linear" if score.higher_is_better else scale_of(found["y"].to_list())),
+                lines=True,
+                ringed="Pareto front",
+            )
         yield from aligned_charts(self.facts, where)
         losses = runs(self.facts, LOSS)
         if losses.height:
             axis = Axis("training loss (mean of a batch)", scale_of(losses["y"].to_list()))
             yield Chart(f"{where}: training loss", losses, Axis("step (number)"), axis, True)
-
-    def _cost_chart(self, title: str) -> Chart:
-        score = self.task.score
-        found = points(self.facts, Figure(STEP, unit=times(self._baseline)), Figure(score_metric(self.task)))
-        return Chart(
-            title,
-            found.with_columns(ringed=pl.col("row").is_in(self._front)),
-            Axis(f"step time, as a multiple of {self._baseline}'s (×)"),
-            score_axis("test", score, "linear" if score.higher_is_better else scale_of(found["y"].to_list())),
-            lines=True,
-            ringed="Pareto front",
-        )
