@@ -180,6 +180,8 @@ def _table(section: Section) -> Table:
         wraps = n < section.labels or any(map(is_prose, cells))
         width = max(map(len, [*heading.split(), *cells]))
         fitted: dict[str, Any] = {"max_width": width} if wraps else {"justify": "right", "width": width}
+        if n < section.labels:  # Names break between words only.
+            fitted["min_width"] = max(len(word) for cell in (heading, *cells) for word in cell.split())
         drawn.add_column(Text(heading), overflow="fold", **fitted)
     for row in rows:
         drawn.add_row(*map(Text, row))
