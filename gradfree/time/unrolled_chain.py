@@ -197,7 +197,9 @@ def check_batched_states(
         ChainError: the states differ by more.
     """
     for after, state in zip(again, states, strict=True):
-        rounding = max(min(10 * torch.finfo(state.dtype).eps ** 0.5, 0.1), 10 * within)
+        kind = state.device.type
+        dtypes = [state.dtype, *([torch.get_autocast_dtype(kind)] if torch.is_autocast_enabled(kind) else [])]
+        rounding = max(min(10 * max(torch.finfo(dtype).eps for dtype in dtypes) ** 0.5, 0.1), 10 * within)
         refuse_other_values(
             after.detach().to(state.dtype),
             state,
