@@ -59,8 +59,6 @@ class DepthPass:
         chain_ref: a weak reference to the chain.
         anchors: the leaves before the chain and the parameters of the blocks so far, or Anchors of many of these. What
             the next entry leads to, besides a leaf, so that it needs a gradient.
-        keeps_inside: whether the loss may use a tensor from inside the next block. If not, its entry leads to no
-            anchor, because each VJP would visit all of them.
         numbers: the index of each parameter, by its id.
         links: the blocks that have run.
         solving: whether the engine is solving the chain now.
@@ -71,7 +69,6 @@ class DepthPass:
         self.chain, self.chain_ref = chain, weakref.ref(chain)
         self.parameters, self.numbers = trained
         self.anchors: list[Tensor] = []
-        self.keeps_inside = True
         self._leaf = torch.empty(0, requires_grad=True)
         self.inputs = [(tensor, get_gradient_edge(tensor)) for tensor in inputs]
         self.links: list[Link] = []
@@ -106,13 +103,22 @@ class DepthPass:
         """Return ``tensors`` without history, for the block at ``path``; for ``numbers`` see :class:`Entry`."""
         if not tensors:
             return ()
-        if self.keeps_inside and len(self.anchors) > _MANY:
-            self.anchors = [Anchor.apply(*self.anchors)]
-        anchors = self.anchors if self.keeps_inside else ()
+        anchors: Sequence[Tensor] = ()
+        if self.may_keep_inside(path):
+            if len(self.anchors) > _MANY:
+                self.anchors = [Anchor.apply(*self.anchors)]
+            anchors = self.anchors
         entered: Sequence[Tensor] = Entry.apply(
             self._ref, len(self.links), path, numbers, tensors, self._leaf, *anchors
         )
         return entered
+
+    def may_keep_inside(self, path: str) -> bool:
+        """Return whether the loss may use a tensor from inside the block at ``path``: by default yes.
+
+        If not, the block's entry leads to no anchor, because each VJP would visit all of them.
+        """
+        return True
 
     def leave(self, link: Link, before: Tensor) -> Sequence[Tensor]:
         """Record ``link``; return its block's outputs behind Exit nodes, the state first."""

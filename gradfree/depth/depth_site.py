@@ -16,7 +16,7 @@ from gradfree.chains.solving import Attachment
 from gradfree.depth.recorder import BlockRecorder, RecordedChain
 from gradfree.depth.row import SequentialRow
 from gradfree.errors import LAZY, SCRIPTED
-from gradfree.torchside.sharding import own_class, sharded
+from gradfree.torchside.sharding import is_torchs_own, own_class, sharded
 from gradfree.torchside.unsaved import Unsaved
 
 _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
@@ -141,8 +141,8 @@ class Container(Blocks):
 
 def _composite(module: nn.Module) -> bool:
     """Return whether ``module`` is a block: neither a container, which may hold a chain, nor one of torch's layers."""
-    of_user = not own_class(module).__module__.startswith("torch.nn.")
-    return not isinstance(module, _CONTAINERS) and (of_user or any(True for _ in module.children()))
+    has_layers = any(True for _ in module.children())
+    return not isinstance(module, _CONTAINERS) and (not is_torchs_own(module) or has_layers)
 
 
 def _equal_sequentials(blocks: Sequence[nn.Module]) -> bool:

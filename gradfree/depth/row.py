@@ -39,6 +39,7 @@ from gradfree.torchside.private import (
     version,
 )
 from gradfree.torchside.residual import residual_factor
+from gradfree.torchside.sharding import is_torchs_own
 
 _PLANS = 16
 """How many decisions a row stores, one for each combination of input, modes and trained parameters."""
@@ -251,11 +252,7 @@ class SequentialRow:
         self._plans = {kind: plan for kind, plan in self._plans.items() if isinstance(plan, str)}
         self._modules = [m for _, block in self.blocks for m in block.modules()]
         # Attributes of torch's layers need no watching, except for rates of dropout: a change shows in the outputs.
-        users = [
-            vars(m)
-            for m in self._modules
-            if isinstance(m, _DropoutNd) or not type(m).__module__.startswith("torch.nn.")
-        ]
+        users = [vars(m) for m in self._modules if isinstance(m, _DropoutNd) or not is_torchs_own(m)]
         self._watched = [*users, *(m._modules for m in self._modules if m._modules)]
         self._known = self._watched_values()
         blocks = {block for _, block in self.blocks}

@@ -19,7 +19,7 @@ from gradfree.layers.layer_chain import ACTIVATION, LayerChain, without_graph, w
 from gradfree.layers.roles import Role, keeps_state, role_of
 from gradfree.torchside.private import global_hooks
 from gradfree.torchside.random_state import RandomState
-from gradfree.torchside.sharding import own_class
+from gradfree.torchside.sharding import is_torchs_own
 
 
 class RecordedLayers(RecordedChain):
@@ -92,11 +92,14 @@ class LayeredPass(DepthPass):
                 f"the output of {self.links[-1].path} was changed in place before {path} got it. Compute a new tensor "
                 "in a separate layer, or leave the layers from there on out of the chain."
             )
-        # One of torch's layers keeps nothing, but hooks besides the recorder's see its input.
-        hooked = len(block._forward_hooks) > 1 or global_hooks()
-        self.keeps_inside = hooked or not own_class(block).__module__.startswith("torch.nn.")
         if self._streams and role is Role.DROPOUT:
             self._random[path] = RandomState(self.initial.device), block.training
+
+    def may_keep_inside(self, path: str) -> bool:
+        """Return whether hooks besides the recorder's see the layer's input, or it is none of torch's own."""
+        block = self.chain.blocks[path]
+        hooked = len(block._forward_hooks) > 1 or global_hooks()
+        return hooked or not is_torchs_own(block)
 
     def leave(self, link: Link, before: Tensor) -> Sequence[Tensor]:
         """Record ``link``, and free what is not needed any more.

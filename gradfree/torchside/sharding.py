@@ -40,6 +40,11 @@ def own_class(module: nn.Module) -> type[nn.Module]:
     return type(module).__mro__[2] if fsdp and isinstance(module, fsdp.FSDPModule) else type(module)
 
 
+def is_torchs_own(module: nn.Module) -> bool:
+    """Return whether a module is one of torch's own layers or containers."""
+    return own_class(module).__module__.startswith("torch.nn.")
+
+
 def sharded(inside: Mapping[str, nn.Module]) -> Iterator[str]:
     """Yield a problem for each of the modules ``inside`` a chain, by path, that is sharded by itself.
 
