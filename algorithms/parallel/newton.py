@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from gradfree.chains.chain import ChainGradients
@@ -11,7 +12,7 @@ from gradfree.convergence.passes import left_to_torch
 from gradfree.engines.to_tolerance import ToleranceEngine
 from gradfree.newton.iteration import NewtonOptions
 from gradfree.newton.newton_backward import newton_gradients
-from gradfree.newton.newton_forward import NewtonForward
+from gradfree.newton.newton_forward import newton_forward
 from gradfree.time.forward import Forward, LayerCall
 
 _JACOBIANS = ("gate", "diagonal")
@@ -50,7 +51,7 @@ class Newton(ToleranceEngine):
     @property
     def forwards(self) -> Sequence[Forward]:
         """The forward pass by Newton sweeps over all steps."""
-        return (NewtonForward(self._options),)
+        return (partial(newton_forward, self._options),)
 
     def leave_to_torch(self, call: LayerCall) -> Sequence[Callable[[], None]] | None:
         """Leave a call to torch if it would run without sweeps and torch's kernel is faster than the closed form."""

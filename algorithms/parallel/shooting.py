@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar
 
 from gradfree.chains.chain import ChainGradients
@@ -12,7 +13,7 @@ from gradfree.engines.options import check_count
 from gradfree.engines.to_tolerance import ToleranceEngine
 from gradfree.segments.rule import ChainPass, SegmentRule
 from gradfree.segments.segmented_backward import segmented_gradients
-from gradfree.segments.segmented_forward import SegmentedForward
+from gradfree.segments.segmented_forward import segmented_forward
 from gradfree.time.forward import Forward, LayerCall
 
 
@@ -58,7 +59,7 @@ class Shooting(ToleranceEngine):
     @property
     def forwards(self) -> Sequence[Forward]:
         """The forward pass in segments."""
-        return (SegmentedForward(self._rule),)
+        return (partial(segmented_forward, self._rule),)
 
     def leave_to_torch(self, call: LayerCall) -> Sequence[Callable[[], None]] | None:
         """Leave a call to torch if it would run as one segment and torch's kernel is faster than the closed form."""

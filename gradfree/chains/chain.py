@@ -206,7 +206,7 @@ class Solver(ABC):
 
     @property
     def forwards(self) -> Sequence[Any]:
-        """The engine's own :class:`~gradfree.time.forward.Forward` objects, best first; if none applies, torch runs."""
+        """Own :data:`~gradfree.time.forward.Forward` functions, best first. If none applies, torch runs."""
         return ()
 
     def leave_to_torch(self, call: Any) -> Sequence[Callable[[], None]] | None:

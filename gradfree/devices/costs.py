@@ -8,7 +8,6 @@ GPUs they follow what is published about cuDNN's kernels.
 from __future__ import annotations
 
 from functools import cache
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -31,27 +30,12 @@ _PERSISTENT_UNITS = 192
 _PERSISTENT_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 """The dtypes for which it does so."""
 
-
-class StepCost(NamedTuple):
-    """The time of one step of a recurrence, in units of its start-up time.
-
-    Attributes:
-        free: the number of rows whose work takes one unit.
-    """
-
-    free: float
-
-    def step(self, rows: int) -> float:
-        """Return the time of a step of the sequential call, or of all segments, which have ``rows`` rows together."""
-        return 1 + rows / self.free
+_ONEDNN = 1.0
+"""The free rows of oneDNN's LSTM, whose steps have almost no start-up time: measured."""
 
 
-_ONEDNN = StepCost(1.0)
-"""The cost of oneDNN's LSTM, whose steps have almost no start-up time: measured."""
-
-
-def step_cost(like: Tensor, kind: str, fused: bool) -> StepCost:
-    """Return the cost of a forward step: measured on a CPU, else an estimate.
+def free_rows(like: Tensor, kind: str, fused: bool) -> float:
+    """Return how many rows of a forward step take as long as its start: measured on a CPU, else an estimate.
 
     Args:
         like: a state, (B, H), not read.
@@ -63,11 +47,11 @@ def step_cost(like: Tensor, kind: str, fused: bool) -> StepCost:
         return _ONEDNN
     if fused and runs_cudnn(like.device) and like.dtype in _PERSISTENT_DTYPES and units <= _PERSISTENT_UNITS:
         # 0.6 µs for a step of 64 units and about 0.01 µs for each row, also in segments.
-        return StepCost(64.0)
+        return 64.0
     if like.device.type != "cpu":
-        return StepCost(2**25 / units**2)
+        return 2**25 / units**2
     # A step of another cell consists of more operations, so that its start-up time is longer.
-    return StepCost((128.0 if kind in ("separate units", "any") else 16.0) * min(1.0, (64 / units) ** 0.5))
+    return (128.0 if kind in ("separate units", "any") else 16.0) * min(1.0, (64 / units) ** 0.5)
 
 
 def _runs_onednn(like: Tensor, kind: str) -> bool:
@@ -76,30 +60,30 @@ def _runs_onednn(like: Tensor, kind: str) -> bool:
     return kind == "LSTM" and exact and torch.backends.mkldnn.is_available()
 
 
-def segments_pay(length: int, batch: int, cost: StepCost, burn: int) -> bool:
+def segments_pay(length: int, batch: int, free: float, burn: int) -> bool:
     """Return whether segments are expected to be faster; arguments as in :func:`best_count`.
 
     Not on oneDNN's LSTM: between CPUs they were 1.9 times faster and 2.9 times slower.
     """
-    if length < 4 * burn or cost is _ONEDNN:
+    if length < 4 * burn or free <= _ONEDNN:
         return False
-    count = best_count(length, batch, cost, burn)
-    return _MIN_GAIN * _segmented_cost(length, batch, cost, count, burn) < length * cost.step(batch)
+    count = best_count(length, batch, free, burn)
+    return _MIN_GAIN * _segmented_cost(length, batch, free, count, burn) < length * _step_cost(batch, free)
 
 
 @cache
-def best_count(length: int, batch: int, cost: StepCost, burn: int) -> int:
+def best_count(length: int, batch: int, free: float, burn: int) -> int:
     """Return the number of segments, at least 2, with the least time by the cost model.
 
     Args:
         length: T.
         batch: B.
-        cost: the cost of a step.
+        free: as :func:`free_rows` returns it.
         burn: the number of burn-in steps.
     """
 
     def time_of(count: int) -> float:
-        return _segmented_cost(length, batch, cost, count, burn)
+        return _segmented_cost(length, batch, free, count, burn)
 
     counts = range(2, max(3, min(1024, length // 8)))
     best = min(counts, key=time_of)
@@ -108,14 +92,20 @@ def best_count(length: int, batch: int, cost: StepCost, burn: int) -> int:
     return even if time_of(even) <= _REMAINDER_COST * time_of(best) else best
 
 
-def break_even_sweeps(count: int, batch: int, cost: StepCost) -> float:
+def break_even_sweeps(count: int, batch: int, free: float) -> float:
     """Return how many sweeps over ``count`` segments take as long as one sequential call."""
-    return count * cost.step(batch) / cost.step(count * batch)
+    return count * _step_cost(batch, free) / _step_cost(count * batch, free)
 
 
-def _segmented_cost(length: int, batch: int, cost: StepCost, count: int, burn: int) -> float:
+def _step_cost(rows: int, free: float) -> float:
+    """Return the time of a step with ``rows`` rows, of all segments together, in units of its start-up time."""
+    return 1 + rows / free
+
+
+def _segmented_cost(length: int, batch: int, free: float, count: int, burn: int) -> float:
     """Return the time of a burn-in, one run of the segments and the remaining steps."""
-    return (length // count + burn) * cost.step(count * batch) + length % count * cost.step(batch)
+    run = (length // count + burn) * _step_cost(count * batch, free)
+    return run + length % count * _step_cost(batch, free)
 
 
 def newton_break_even_sweeps(length: int, like: Tensor, kind: str) -> int:
@@ -127,8 +117,8 @@ def newton_break_even_sweeps(length: int, like: Tensor, kind: str) -> int:
         kind: the kind of cell, :attr:`~gradfree.time.forward.Recurrence.kind`.
     """
     batch = len(like)
-    cost = _ONEDNN if kind == "LSTM" and like.device.type == "cpu" else step_cost(like, kind, fused=False)
-    worth = int(length * cost.step(batch) / (_SWEEP_START + _SWEEP_ROW * length * batch / cost.free))
+    free = _ONEDNN if kind == "LSTM" and like.device.type == "cpu" else free_rows(like, kind, fused=False)
+    worth = int(length * _step_cost(batch, free) / (_SWEEP_START + _SWEEP_ROW * length * batch / free))
     return worth if worth >= (_FEWEST_EXACT if kind == "separate units" else _FEWEST) else 0
 
 

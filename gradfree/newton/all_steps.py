@@ -34,39 +34,29 @@ class AllSteps(ABC):
         self.recurrence, self.jacobian, self.x = recurrence, jacobian, recurrence.x
         self.first = [part.flatten(0, -2) for part in recurrence.first]
 
-    @staticmethod
-    def create(recurrence: Recurrence, jacobian: str) -> AllSteps:
-        """Return the subclass's instance for the recurrence's cell."""
-        return (_ElementwiseSteps if recurrence.mode is None else _TorchCellSteps)(recurrence, jacobian)
-
     def start(self) -> Guess:
         """Return the first guess, f(0, x_t) for all steps but the first, which uses the initial state."""
         zeros = [torch.zeros_like(part).expand(len(self.x), *part.shape) for part in self.first]
-        return self.step(zeros)[0]
+        return self.step(zeros)[1]
 
     def sweep(self, guess: Guess) -> Guess:
         """Return h + (I - K)⁻¹ (f(h) - h) for the guess h."""
-        after, blocks = self.step(guess)
+        base, after, blocks = self.step(guess)
         if blocks is None:
             return after
-        base = self.linearised_at(guess, after)
         changes = block_scan([new - old for new, old in zip(after, base, strict=True)], blocks)
         return [old + change for old, change in zip(base, changes, strict=True)]
 
-    def linearised_at(self, guess: Guess, after: Guess) -> Guess:
-        """Return the states at which the blocks of :meth:`step` are linearised."""
-        return guess
-
     @abstractmethod
-    def step(self, guess: Guess) -> tuple[Guess, Blocks | None]:
-        """Return f(h) for the guess h, and K at all steps; ``None`` if K is zero."""
+    def step(self, guess: Guess) -> tuple[Guess, Guess, Blocks | None]:
+        """Return h from the guess, f(h), and K at all steps, ``None`` if it is zero."""
 
     def before(self, guess: Guess) -> list[Tensor]:
         """Return the states before all steps."""
         return [torch.cat([f.unsqueeze(0), part[:-1]]) for f, part in zip(self.first, guess, strict=True)]
 
 
-class _TorchCellSteps(AllSteps):
+class TorchCellSteps(AllSteps):
     """Newton's method on torch's cells. For an LSTM only h is guessed: given the gates, c is one scan."""
 
     def __init__(self, recurrence: Recurrence, jacobian: str):
@@ -76,27 +66,24 @@ class _TorchCellSteps(AllSteps):
         self.bias: Tensor | None = b_hh
         self.p = F.linear(self.x, w_ih, b_ih)
 
-    def linearised_at(self, guess: Guess, after: Guess) -> Guess:
-        """Return h from the guess, and c from the scan."""
-        return [guess[0], *after[1:]]
-
-    def step(self, guess: Guess) -> tuple[Guess, Blocks | None]:
-        """Return f(h) and K; for LSTM of h and c."""
+    def step(self, guess: Guess) -> tuple[Guess, Guess, Blocks | None]:
+        """Return h from the guess, f(h) and K; for LSTM of h and c, with c from the scan."""
         (before, *_) = self.before(guess)
         if self.recurrence.mode == "LSTM":
             lstm = lstm_gates(self.p + F.linear(before, self.weight, self.bias), self.first[1])
-            h = lstm.output * lstm.tanh_c
+            base, found = (guess[0], lstm.c), (lstm.output * lstm.tanh_c, lstm.c)
             if self.jacobian == "gate":
                 # The gates carry only the error of c, which is zero.
-                return (h, lstm.c), None
-            return (h, lstm.c), clamped(LinearisedLSTM(lstm, self.first[1], self.weight).unit_blocks(carried=False))
+                return base, found, None
+            cell = LinearisedLSTM(lstm, self.first[1], self.weight)
+            return base, found, clamped(cell.unit_blocks(carried=False))
 
         def run(steps: slice) -> tuple[Guess, Blocks]:
             h, cell = self._linearised(self.p[steps], before[steps])
             return (h,), cell.unit_blocks(self.jacobian == "gate")
 
         after, blocks = _in_chunks(run, before)
-        return after, clamped(blocks)
+        return guess, after, clamped(blocks)
 
     def _linearised(self, p: Tensor, before: Tensor) -> tuple[Tensor, LinearisedRNN | LinearisedGRU]:
         """Return h' and the Jacobians at some steps of an RNN or a GRU."""
@@ -110,7 +97,7 @@ class _TorchCellSteps(AllSteps):
         return h, LinearisedRNN(h, relu, self.weight)
 
 
-class _ElementwiseSteps(AllSteps):
+class ElementwiseSteps(AllSteps):
     """Newton's method on an elementwise cell; ``fed``, which mixes units, is computed once."""
 
     def __init__(self, recurrence: Recurrence, jacobian: str):
@@ -132,8 +119,8 @@ class _ElementwiseSteps(AllSteps):
             check_batched_states(last, [part[-1] for part in guess], self.recurrence.paths[0], wait=True)
         return guess
 
-    def step(self, guess: Guess) -> tuple[Guess, Blocks | None]:
-        """Return f(h) and K for all parts of the state."""
+    def step(self, guess: Guess) -> tuple[Guess, Guess, Blocks | None]:
+        """Return the guess h, f(h) and K for all parts of the state."""
         before = self.before(guess)
 
         def run(steps: slice) -> tuple[Guess, Blocks]:
@@ -143,7 +130,7 @@ class _ElementwiseSteps(AllSteps):
             return [part.detach() for part in after], unit_blocks(after, given)
 
         found, blocks = _in_chunks(run, before[0])
-        return found, clamped(blocks)
+        return guess, found, clamped(blocks)
 
 
 def _in_chunks(run: Callable[[slice], tuple[Guess, Blocks]], like: Tensor) -> tuple[Guess, Blocks]:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from gradfree.convergence.outcome import Outcome, StoppingRule, tolerance_for
 from gradfree.convergence.passes import Pass
-from gradfree.devices.costs import StepCost, best_count, break_even_sweeps, segments_pay, step_cost
+from gradfree.devices.costs import best_count, break_even_sweeps, free_rows, segments_pay
 
 _FIRST_BURN = 32
 
@@ -36,9 +36,9 @@ class ChainPass(Pass):
     plan: SegmentPlan | None = field(default=None, init=False)
 
     @property
-    def cost(self) -> StepCost:
-        """The cost of a step."""
-        return step_cost(self.like, self.kind, self.fused)
+    def free(self) -> float:
+        """How many rows of a step take as long as its start."""
+        return free_rows(self.like, self.kind, self.fused)
 
     @property
     def burn(self) -> int:
@@ -85,19 +85,19 @@ class SegmentRule:
         if isinstance(self.segments, int):
             return min(self.segments, chain_pass.length) > 1
         burn = self.burn if isinstance(self.burn, int) else _FIRST_BURN
-        return segments_pay(chain_pass.length, batch, chain_pass.cost, burn)
+        return segments_pay(chain_pass.length, batch, chain_pass.free, burn)
 
     def plan(self, chain_pass: ChainPass) -> SegmentPlan | None:
         """Return how to solve ``chain_pass`` in segments, or ``None`` to run it sequentially; changes nothing."""
         if chain_pass.is_paused or not self.should_cut(chain_pass):
             return None
-        batch, cost = len(chain_pass.like), chain_pass.cost
+        batch, free = len(chain_pass.like), chain_pass.free
         burn = self.burn if isinstance(self.burn, int) else chain_pass.burn
         segments = self.segments
-        wanted = segments if isinstance(segments, int) else best_count(chain_pass.length, batch, cost, burn)
+        wanted = segments if isinstance(segments, int) else best_count(chain_pass.length, batch, free, burn)
         count = min(wanted, chain_pass.length)
         if self.max_sweeps is None:
-            most, worth = count - 1, break_even_sweeps(count, batch, cost)
+            most, worth = count - 1, break_even_sweeps(count, batch, free)
         else:
             most, worth = min(self.max_sweeps, count - 1), inf
         stopping = StoppingRule(tolerance_for(self.tolerance, chain_pass.like.dtype), most, worth)

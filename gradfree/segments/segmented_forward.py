@@ -15,39 +15,33 @@ from gradfree.segments.layout import join_segments, split_segments
 from gradfree.segments.multiple_shooting import SweepResult, solve_borders
 from gradfree.segments.rule import ChainPass, SegmentPlan, SegmentRule
 from gradfree.time.closed_forms import linearise
-from gradfree.time.forward import Forward, Recurrence, Trajectory, run_each_direction, run_sequentially
+from gradfree.time.forward import Recurrence, Trajectory, run_sequentially
 
 
-class SegmentedForward(Forward):
-    """Runs any cell in segments, one direction after the other, until borders agree to the rule's tolerance.
+def segmented_forward(rule: SegmentRule, recurrence: Recurrence) -> Trajectory | None:
+    """Run any cell in segments until borders agree to the rule's tolerance, or else step by step.
 
     Args:
         rule: the engine's options.
+        recurrence: in one direction.
+
+    Returns:
+        The trajectory; ``None`` if sequences have several lengths or are too short for segments.
     """
-
-    def __init__(self, rule: SegmentRule):
-        self.rule = rule
-
-    def allows(self, recurrence: Recurrence) -> bool:
-        """Return whether sequences have equal lengths and are long enough."""
-        return recurrence.is_dense and self.rule.should_cut(_chain_pass(recurrence))
-
-    def run(self, recurrence: Recurrence) -> Trajectory:
-        """Return outputs to the rule's tolerance, or the sequential ones if segments do not converge."""
-        return run_each_direction(recurrence, self._run)
-
-    def _run(self, recurrence: Recurrence) -> Trajectory:
-        """Run one direction."""
-        this = _chain_pass(recurrence)
-        plan = self.rule.plan(this)
-        if plan is None:
-            return run_sequentially(recurrence)._replace(passes=[this])
-        segments = (GRUSegments if keeps_gates(recurrence) else _ForwardSegments)(recurrence, plan)
-        gate_products = segments.gate_products if self.rule.corrector and recurrence.mode is not None else None
-        found, outcome = solve_borders(segments.run, segments.guess(), plan.stopping, gate_products)
-        this.outcome, this.plan = outcome, plan
-        whole = segments.trajectory(found) if outcome.settled else run_sequentially(recurrence)
-        return whole._replace(passes=[this])
+    if not recurrence.is_dense:
+        return None
+    this = _chain_pass(recurrence)
+    if not rule.should_cut(this):
+        return None
+    plan = rule.plan(this)
+    if plan is None:
+        return run_sequentially(recurrence)._replace(passes=[this])
+    segments = (GRUSegments if keeps_gates(recurrence) else _ForwardSegments)(recurrence, plan)
+    gate_products = segments.gate_products if rule.corrector and recurrence.mode is not None else None
+    found, outcome = solve_borders(segments.run, segments.guess(), plan.stopping, gate_products)
+    this.outcome, this.plan = outcome, plan
+    whole = segments.trajectory(found) if outcome.settled else run_sequentially(recurrence)
+    return whole._replace(passes=[this])
 
 
 def _chain_pass(recurrence: Recurrence) -> ChainPass:

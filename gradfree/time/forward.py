@@ -1,9 +1,8 @@
-"""Forward passes of a recurrence: the interface of engines' own methods, and sequential execution."""
+"""Forward passes of a recurrence: by an engine's own method, or step by step."""
 
 from __future__ import annotations
 
 import warnings
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
@@ -131,17 +130,12 @@ class Trajectory(NamedTuple):
     passes: Sequence[object] = ()
 
 
-class Forward(ABC):
-    """A method that runs a recurrence forward without a graph. Engines list theirs in :attr:`Engine.forwards`."""
+Forward = Callable[[Recurrence], Trajectory | None]
+"""Runs a recurrence in one direction, without a graph and without changing its tensors.
 
-    @abstractmethod
-    def allows(self, recurrence: Recurrence) -> bool:
-        """Return whether this method supports ``recurrence`` and is worth it; changes nothing, causes no sync."""
-
-    @abstractmethod
-    def run(self, recurrence: Recurrence) -> Trajectory:
-        """Run ``recurrence`` without changing its tensors."""
-
+Returns ``None`` if it does not support the recurrence or is not worth it; that changes nothing and causes no sync, and
+is the same for both directions. Engines list theirs in :attr:`Engine.forwards`.
+"""
 
 _KERNELS: dict[str | None, Any] = {
     "RNN_TANH": torch.rnn_tanh,
@@ -166,9 +160,11 @@ def run_kernel(recurrence: Recurrence) -> Sequence[Tensor]:
 
 
 def run(engine: Solver, recurrence: Recurrence) -> Trajectory:
-    """Run ``recurrence`` by the first of the engine's forward methods that allows it, else step by step."""
-    method = next((method for method in engine.forwards if method.allows(recurrence)), None)
-    return run_sequentially(recurrence) if method is None else method.run(recurrence)
+    """Run ``recurrence`` by the first of the engine's own methods that takes it, else step by step."""
+    for forward in engine.forwards:
+        if (found := _run_each_direction(recurrence, forward)) is not None:
+            return found
+    return run_sequentially(recurrence)
 
 
 def run_sequentially(recurrence: Recurrence) -> Trajectory:
@@ -197,28 +193,28 @@ def _keeps_gates(recurrence: Recurrence) -> bool:
     return recurrence.mode == "GRU" and whole and kept_gates_pay(recurrence.x, recurrence.weights[1].shape[1])
 
 
-def run_each_direction(recurrence: Recurrence, run: Callable[[Recurrence], Trajectory]) -> Trajectory:
-    """Run each direction separately by ``run``, the reverse one on flipped sequences, and concatenate the results."""
-    if recurrence.cell is not None:
-        return run(recurrence)
+def _run_each_direction(recurrence: Recurrence, forward: Forward) -> Trajectory | None:
+    """Run each direction by ``forward``, the reverse one on flipped sequences; ``None`` if it does not take them."""
+    if recurrence.directions == 1:
+        return forward(recurrence)
     each = len(recurrence.weights) // recurrence.directions
-    runs = [
-        run(
+    runs = []
+    for d in range(recurrence.directions):
+        run = forward(
             replace(
                 recurrence,
                 x=recurrence.x.flip(0) if d else recurrence.x,
                 first=[part[d : d + 1] for part in recurrence.first],
                 weights=recurrence.weights[d * each : (d + 1) * each],
                 directions=1,
-                states_only=recurrence.states_only or recurrence.directions > 1,
+                states_only=True,
                 names=recurrence.names[d : d + 1],
                 paths=recurrence.paths[d : d + 1],
             )
         )
-        for d in range(recurrence.directions)
-    ]
+        if run is None:
+            return None
+        runs.append(run)
     outs = [run.out.flip(0) if direction else run.out for direction, run in enumerate(runs)]
     finals = [torch.cat(part) for part in zip(*(run.finals for run in runs), strict=True)]
-    passes = [each_pass for run in runs for each_pass in run.passes]
-    kept = runs[0].kept if len(runs) == 1 else ()
-    return Trajectory(torch.cat(outs, -1) if len(outs) > 1 else outs[0], finals, kept, passes)
+    return Trajectory(torch.cat(outs, -1), finals, passes=[each_pass for run in runs for each_pass in run.passes])

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from gradfree.devices.costs import segments_pay, step_cost
+from gradfree.devices.costs import free_rows, segments_pay
 
 
 @pytest.fixture(autouse=True)
@@ -25,4 +25,4 @@ def _cudnn(monkeypatch):
 def test_segments_pay_only_where_cudnn_leaves_capacity_unused(kind, shape, dtype, pays):
     batch, length, units = shape
     like = torch.empty(batch, units, dtype=dtype, device="meta")
-    assert segments_pay(length, batch, step_cost(like, kind, fused=True), burn=32) is pays
+    assert segments_pay(length, batch, free_rows(like, kind, fused=True), burn=32) is pays

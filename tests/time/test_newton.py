@@ -11,7 +11,7 @@ from torch import nn
 
 import gradfree
 from gradfree.models import ParaGRU, ParaLSTM
-from gradfree.newton.all_steps import AllSteps
+from gradfree.newton.all_steps import ElementwiseSteps
 from gradfree.time.forward import Recurrence
 
 MANY = 500
@@ -27,7 +27,7 @@ def test_three_sweeps_are_exact_where_the_jacobian_is_diagonal(make):
     layer, x = make(3, 8), torch.randn(300, 2, 3)
     state = [torch.randn(2, 8) for _ in range(layer.cell.parts)]
     expected = layer.unroll(x, state)
-    steps = AllSteps.create(Recurrence(x, state, [], None, layer.cell), "diagonal")
+    steps = ElementwiseSteps(Recurrence(x, state, [], None, layer.cell), "diagonal")
     guess, errors = steps.start(), []
     for _ in range(5):
         guess = steps.sweep(guess)
