@@ -63,7 +63,7 @@ class Shooting(ToleranceEngine):
 
     def leave_to_torch(self, call: LayerCall) -> Sequence[Callable[[], None]] | None:
         """Leave a call to torch if it would run as one segment and torch's kernel is faster than the closed form."""
-        part = ChainPass("", "forward", "", {}, call.length, call.like, call.mode, fused=not call.packed)
+        part = ChainPass("", "forward", {}, call.length, call.like, call.mode, fused=not call.packed)
         return left_to_torch(call, "segments", self._rule.should_cut(part))
 
     def gradients(self, chain: Any, direct: Any) -> ChainGradients:

@@ -23,9 +23,8 @@ class Pass:
     """A forward or backward pass through one chain that may run in sweeps.
 
     Attributes:
-        path: the chain's name in messages.
+        path: the chain's name in messages and in ``memory``.
         what: "forward" or "backward".
-        name: the chain's name in ``memory``.
         memory: the engine's tensors of the chain, which last from pass to pass.
         outcome: of the sweeps; ``None`` if the pass ran sequentially from the start, or has not run.
     """
@@ -34,14 +33,13 @@ class Pass:
 
     path: str
     what: str
-    name: str
     memory: dict[str, Tensor]
     outcome: Outcome | None = field(default=None, init=False)
 
     @property
     def key(self) -> str:
         """The name of this pass in ``memory``."""
-        return f"{self.what} {self.name}"
+        return f"{self.what} {self.path}"
 
     @property
     def is_paused(self) -> bool:
@@ -121,9 +119,8 @@ def left_to_torch(call: LayerCall, owner: str, swept: bool) -> Sequence[Callable
     Returns:
         The return value of :meth:`gradfree.Engine.leave_to_torch`: the functions count this pass in the chains' pauses.
     """
-    chains = zip(call.paths, call.names, strict=True)
     memory = call.memory.of(owner)
-    passes = [Pass(path, what, name, memory) for path, name in chains for what in ("forward", "backward")]
+    passes = [Pass(path, what, memory) for path in call.paths for what in ("forward", "backward")]
     paused = [each for each in passes if each.is_paused]
     if (swept and not paused) or not own_kernel_is_faster(call.mode, call.length, call.like, call.packed):
         return None

@@ -34,7 +34,7 @@ def _try_sweeps(chain: TimeChain, direct: State, options: NewtonOptions) -> tupl
     stopping = options.stopping(len(chain), chain.like[0], chain.kind)
     if stopping is None or any(e is not None and (e.dim() != 3 or e.is_complex()) for e in direct):
         return None, None
-    chain_pass = Pass(chain.path, "backward", chain.name, chain.memory.of("newton"))
+    chain_pass = Pass(chain.path, "backward", chain.memory.of("newton"))
     if chain_pass.is_paused:
         return None, chain_pass
     delta, chain_pass.outcome = _solve(chain, direct, options, stopping)

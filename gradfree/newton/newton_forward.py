@@ -30,8 +30,8 @@ def newton_forward(options: NewtonOptions, recurrence: Recurrence) -> Trajectory
     stopping = options.stopping(len(x), recurrence.first[0].flatten(0, -2), recurrence.kind)
     if stopping is None:
         return None
-    (name,), (path,) = recurrence.names, recurrence.paths
-    chain_pass = Pass(path, "forward", name, recurrence.memory.of("newton"))
+    (path,) = recurrence.paths
+    chain_pass = Pass(path, "forward", recurrence.memory.of("newton"))
     if chain_pass.is_paused:
         return run_sequentially(recurrence)._replace(passes=[chain_pass])
     steps = (TorchCellSteps if by_torch else ElementwiseSteps)(recurrence, options.jacobian)

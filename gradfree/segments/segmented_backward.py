@@ -39,7 +39,7 @@ def _solve(chain: TimeChain, direct: State, rule: SegmentRule) -> tuple[ChainGra
     if any(e is not None and (e.dim() != 3 or e.is_complex()) for e in direct):
         return None, None
     memory = chain.memory.of("segments")
-    this = ChainPass(chain.path, "backward", chain.name, memory, len(chain), chain.like[0], chain.kind)
+    this = ChainPass(chain.path, "backward", memory, len(chain), chain.like[0], chain.kind)
     plan = rule.plan(this)
     if plan is None:
         return None, this

@@ -45,10 +45,10 @@ def segmented_forward(rule: SegmentRule, recurrence: Recurrence) -> Trajectory |
 
 
 def _chain_pass(recurrence: Recurrence) -> ChainPass:
-    """Return the sizes of the pass, named after the first direction."""
-    (name, *_), (path, *_), fused = recurrence.names, recurrence.paths, recurrence.cell is None
+    """Return the sizes of the pass."""
+    (path,), fused = recurrence.paths, recurrence.cell is None
     like, length = recurrence.first[0][0] if fused else recurrence.first[0], len(recurrence.x)
-    return ChainPass(path, "forward", name, recurrence.memory.of("segments"), length, like, recurrence.kind, fused)
+    return ChainPass(path, "forward", recurrence.memory.of("segments"), length, like, recurrence.kind, fused)
 
 
 class _ForwardSegments:

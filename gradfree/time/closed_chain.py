@@ -27,7 +27,6 @@ class CellChain(TimeChain):
         weights: W_ih, W_hh and, if the layer has them, b_ih, b_hh.
         wanted: whether the gradients of the input and of each weight are needed.
         memory: the chain's memory from pass to pass.
-        name: the name of this layer and direction in ``memory``.
         gates: a GRU's gates if the forward pass kept them; else they are recomputed.
         valid: see :attr:`TimeChain.valid`.
     """
@@ -41,12 +40,11 @@ class CellChain(TimeChain):
         weights: Sequence[Tensor],
         wanted: Sequence[bool],
         memory: Memory,
-        name: str,
         gates: Gates | None = None,
         valid: Tensor | None = None,
     ):
         self.valid = valid
-        super().__init__(len(x), out, memory, name)
+        super().__init__(len(x), out, memory)
         self.x, self.parameters, self.wanted = x, weights, wanted
         self.kind, self.out, self.first, self.gates = mode, out, first, gates
         self.states = [out] * len(first)

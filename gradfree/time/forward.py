@@ -32,8 +32,7 @@ class Recurrence:
         packing: positions of the rows of packed sequences; ``None`` if not packed.
         states_only: whether to keep only the states for the backward pass, no gates.
         memory: the chain's memory from pass to pass.
-        names: the name of each direction in ``memory``.
-        paths: the name of each direction's chain in messages.
+        paths: the name of each direction's chain in messages and in ``memory``.
     """
 
     x: Tensor
@@ -45,7 +44,6 @@ class Recurrence:
     packing: Packing | None = None
     states_only: bool = False
     memory: Memory = field(default_factory=Memory)
-    names: Sequence[str] = ("0",)
     paths: Sequence[str] = ("",)
 
     @property
@@ -72,7 +70,6 @@ class LayerCall:
         like: a state, (B, H), of the layer's device and precision.
         packed: whether sequences are packed and of several lengths.
         memory: see :class:`Recurrence`.
-        names: see :class:`Recurrence`.
         paths: see :class:`Recurrence`.
         warn: issues a warning with the given message, once.
     """
@@ -82,7 +79,6 @@ class LayerCall:
     like: Tensor
     packed: bool
     memory: Memory
-    names: Sequence[str]
     paths: Sequence[str]
     warn: Callable[[str], None]
 
@@ -208,7 +204,6 @@ def _run_each_direction(recurrence: Recurrence, forward: Forward) -> Trajectory 
                 weights=recurrence.weights[d * each : (d + 1) * each],
                 directions=1,
                 states_only=True,
-                names=recurrence.names[d : d + 1],
                 paths=recurrence.paths[d : d + 1],
             )
         )

@@ -22,7 +22,7 @@ from gradfree.chains.site import Removable, Site
 from gradfree.chains.solving import Attachment
 from gradfree.errors import ATTACHED, ChainError
 from gradfree.time.forward import LayerCall, Recurrence, SingleStepWarning, run_kernel
-from gradfree.time.fused_layer import FusedLayer, LayerFunction
+from gradfree.time.fused_layer import FusedLayer, LayerFunction, chain_paths
 from gradfree.time.packing import Packing
 from gradfree.torchside.guards import refuse_transforms
 from gradfree.torchside.hooks import when_backward
@@ -52,8 +52,8 @@ class Recurrent(Site):
     def means(self) -> dict[str, tuple[int, ...]]:
         """Return the shape of the gate's mean for each layer and direction: the gate of h or, for LSTM, of c."""
         part = int(self._module.mode == "LSTM")
-        layers, directions = range(self._module.num_layers), range(1 + self._module.bidirectional)
-        return {f"{n}.{d}.{part}": (self._module.hidden_size,) for n in layers for d in directions}
+        layers = [chain_paths(self.path, n, 1 + self._module.bidirectional) for n in range(self._module.num_layers)]
+        return {f"{path}.{part}": (self._module.hidden_size,) for paths in layers for path in paths}
 
     @classmethod
     def attachment_on(cls, module: nn.Module) -> Attachment | None:
@@ -180,7 +180,7 @@ class RecurrentRecorder:
             return None
         layer = self._layers[number]
         callbacks = at.engine.leave_to_torch(
-            LayerCall(layer.mode, length, like, ragged, at.memory, layer.names, layer.paths, self._warn_once)
+            LayerCall(layer.mode, length, like, ragged, at.memory, layer.paths, self._warn_once)
         )
         if callbacks is None:
             return None

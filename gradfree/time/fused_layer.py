@@ -20,6 +20,11 @@ from gradfree.time.packing import Packing
 from gradfree.torchside.guards import check_finite, check_made_finite, refuse_batched, refuse_second_derivatives, saved
 
 
+def chain_paths(path: str, number: int, directions: int) -> Sequence[str]:
+    """Return the names of the directions' chains of a layer, as torch names their weights: "rnn.l0_reverse"."""
+    return [f"{path}.l{number}{end}".removeprefix(".") for end in ("", "_reverse")[:directions]]
+
+
 @dataclass(frozen=True)
 class FusedLayer:
     """One layer of a recurrent module, in one direction or both."""
@@ -40,7 +45,6 @@ class FusedLayer:
             directions=self.directions,
             packing=self.packing,
             memory=self.attachment.memory,
-            names=self.names,
             paths=self.paths,
         )
         return run(self.attachment.engine, recurrence)
@@ -52,15 +56,9 @@ class FusedLayer:
         return f"{path}, layer {self.number}" if path else f"layer {self.number}"
 
     @cached_property
-    def names(self) -> Sequence[str]:
-        """The names of the directions' chains in the attachment's memory."""
-        return [f"{self.number}.{d}" for d in range(self.directions)]
-
-    @cached_property
     def paths(self) -> Sequence[str]:
-        """The names of the directions' chains in messages, as torch names their weights: "rnn.l0_reverse"."""
-        ends = ("", "_reverse")[: self.directions]
-        return [f"{self.attachment.path}.l{self.number}{end}".removeprefix(".") for end in ends]
+        """The names of the directions' chains."""
+        return chain_paths(self.attachment.path, self.number, self.directions)
 
     def direct_cotangents(self, like: Tensor, cotangent: Tensor | None, finals: Sequence[Tensor | None]) -> State:
         """Return e of each part: for h from outputs and final h, for c from the final c."""
@@ -143,10 +141,9 @@ class LayerFunction(torch.autograd.Function):
             inputs, own = layer.to_grid(x, d, keep_layout), rest[parts:][weights]
             needs = [ctx.needs_input_grad[1], *wanted[weights]]
             valid = layer.packing.valid if layer.packing else None
-            name, memory = layer.names[d], layer.attachment.memory
             # The backward pass may run under autocast, as with Lightning's manual optimization.
             with torch.autocast(x.device.type, enabled=False):
-                chain = CellChain(layer.mode, inputs, outs, first, own, needs, memory, name, gates, valid)
+                chain = CellChain(layer.mode, inputs, outs, first, own, needs, layer.attachment.memory, gates, valid)
                 chain.forward_pass = ctx.passes[d] if ctx.passes else None
                 initial, (grad_x,), parameters = layer.attachment.solve(chain, direct, layer.paths[d])
             of_x = plus(of_x, None if grad_x is None else layer.from_grid(grad_x, d))

@@ -39,8 +39,8 @@ class TimeChain(Chain):
     valid: Tensor | None = None
     """Mask of the steps that are not padding, (T, B, 1); ``None`` without padding."""
 
-    def __init__(self, length: int, like: Tensor, memory: Memory, name: str):
-        self.length, self.like, self.memory, self.name = length, like, memory, name
+    def __init__(self, length: int, like: Tensor, memory: Memory):
+        self.length, self.like, self.memory = length, like, memory
 
     @property
     @abstractmethod
@@ -69,7 +69,7 @@ class TimeChain(Chain):
     def mean_residual(self, momentum: float) -> Factors:
         """Return the running mean of the gates over steps and sequences, unit by unit."""
         return tuple(
-            running_mean(self.memory, f"{self.name}.{n}", self._mean(d), momentum) if isinstance(d, Tensor) else d
+            running_mean(self.memory, f"{self.path}.{n}", self._mean(d), momentum) if isinstance(d, Tensor) else d
             for n, d in enumerate(self.residual())
         )
 

@@ -49,7 +49,7 @@ class Unrolled(Site):
         """Return the shapes of the means of an elementwise cell's diagonal, one for each part of the state."""
         cell = self._layer.cell
         assert isinstance(cell, ElementwiseCell)
-        return {f"0.{n}": (cell.hidden_size,) for n in range(cell.parts)}
+        return {f"{self.path}.{n}": (cell.hidden_size,) for n in range(cell.parts)}
 
     @classmethod
     def attachment_on(cls, module: nn.Module) -> Attachment | None:

@@ -52,7 +52,7 @@ class UnrolledChain(TimeChain):
     ):
         # 1 if the first part is an output that no step reads.
         self._extra_outputs = int(output_size(cell) is not None)
-        super().__init__(len(x), before[self._extra_outputs], memory, "0")
+        super().__init__(len(x), before[self._extra_outputs], memory)
         own = list(cell.parameters())
         self.cell, self.parameters, self.shape = cell, own, x.shape[:2]
         self.kind = "separate units" if isinstance(cell, ElementwiseCell) else "any"

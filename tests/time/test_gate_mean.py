@@ -21,7 +21,7 @@ def test_the_mean_gate_ignores_padding_and_empty_or_non_finite_batches():
             for given in inputs:
                 out = module(given)[0]
                 (out.data if isinstance(out, nn.utils.rnn.PackedSequence) else out).sum().backward()
-            return handle.state_dict()[""]["means: 0.0.0"]
+            return handle.state_dict()[""]["means: l0.0"]
 
     whole = mean_after(x[:, :1])
     both = (6 * whole + 2 * mean_after(x[:2, 1:])) / 8

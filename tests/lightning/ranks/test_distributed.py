@@ -9,7 +9,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.processes]
 
 
 def means_of(states):
-    return [state["net.middle"]["means: 0.0.0"] for state in states]
+    return [state["net.middle"]["means: net.middle.l0.0"] for state in states]
 
 
 def test_a_running_mean_is_equal_on_all_ranks_and_resumed_bitwise(tmp_path):
