@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -12,31 +12,19 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from gradfree.depth.ports import replaced, tensors_in
 from gradfree.errors import ChainError
 
-
-class BatchPart(NamedTuple):
-    """The model's arguments for one microbatch.
-
-    Attributes:
-        args: positional arguments.
-        kwargs: keyword arguments.
-        samples: the number of samples; 0 if the batch is not split.
-    """
-
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    samples: int = 0
+Arguments = tuple[tuple[Any, ...], dict[str, Any]]
+"""Positional and keyword arguments of a model."""
 
 
-def cut(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], count: int) -> list[BatchPart]:
-    """Return ``count`` microbatches of the model's arguments; single samples if there are fewer samples.
+def cut(model: nn.Module, given: Arguments, count: int) -> list[Arguments]:
+    """Return the arguments ``given`` to the model in ``count`` microbatches; single samples if there are fewer samples.
 
     Raises:
         ChainError: the tensors have no common first dimension, or the model mixes samples.
     """
     if count == 1:
-        return [BatchPart(args, kwargs)]
+        return [given]
     refuse_mixing(model)
-    given = args, kwargs
     tensors = tensors_in(given)
     sizes = {tuple(t.shape[:1]) for t in tensors}
     if len(sizes) != 1 or not next(iter(sizes)) or not len(tensors[0]):
@@ -47,11 +35,7 @@ def cut(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], count: 
             "leave microbatches out."
         )
     columns = zip(*(t.tensor_split(min(count, len(t))) for t in tensors), strict=True)
-    parts = [
-        (replaced(given, {id(t): part for t, part in zip(tensors, column, strict=True)}), len(column[0]))
-        for column in columns
-    ]
-    return [BatchPart(own_args, own_kwargs, samples) for (own_args, own_kwargs), samples in parts]
+    return [replaced(given, {id(t): part for t, part in zip(tensors, column, strict=True)}) for column in columns]
 
 
 def refuse_mixing(model: nn.Module) -> None:
@@ -64,11 +48,11 @@ def refuse_mixing(model: nn.Module) -> None:
             )
 
 
-def joined(given: Sequence[BatchPart], parts: Sequence[Any]) -> Any:
+def joined(given: Sequence[Arguments], parts: Sequence[Any]) -> Any:
     """Return the outputs of all microbatches, joined along the first dimension.
 
     Args:
-        given: the microbatches.
+        given: the arguments of each.
         parts: the model's output for each.
 
     Raises:
@@ -83,7 +67,8 @@ def joined(given: Sequence[BatchPart], parts: Sequence[Any]) -> Any:
             "differ from one microbatch to the next. Return tensors, in tuples, lists, dictionaries or dataclasses, or "
             "leave microbatches out."
         )
-    for (*_, samples), (_, row) in zip(given, found, strict=True):
+    for arguments, (_, row) in zip(given, found, strict=True):
+        samples = len(tensors_in(arguments)[0])
         for wrong in (t for t in row if t.shape[:1] != (samples,)):
             raise ChainError(
                 f"microbatches: the model has returned a tensor of shape {tuple(wrong.shape)} for {samples} samples, "

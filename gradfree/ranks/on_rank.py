@@ -35,10 +35,6 @@ class OnRank(Engine):
     messages: Messages = field(repr=False)
     passes: Mapping[Tensor, RankPass] = field(repr=False)
 
-    def solves(self, kind: type[Site]) -> bool:
-        """Return whether ``kind`` is a kind of chains of blocks in depth."""
-        return kind.dimension == "depth" and not kind.of_layers
-
     @property
     def needs_residual(self) -> bool:
         """Whether the engine asks for a chain's residual path."""

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor, distributed, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.utils.weak import WeakTensorKeyDictionary
@@ -14,15 +15,15 @@ from gradfree.algebra.cotangents import Cotangent
 from gradfree.chains.kinds import known_kinds
 from gradfree.chains.site import Site
 from gradfree.depth.depth_pass import recorded_links
-from gradfree.depth.ports import port_of
+from gradfree.depth.ports import port_of, replaced, tensors_in
 from gradfree.engines.discovery import Chains, validate
 from gradfree.engines.engine import Engine
 from gradfree.errors import BETWEEN, ChainError
-from gradfree.ranks.messages import Messages, group_of
-from gradfree.ranks.microbatches import cut, joined
+from gradfree.ranks.crossings import Sent
+from gradfree.ranks.messages import OUTPUTS, Messages, group_of
+from gradfree.ranks.microbatches import cut, joined, skeleton_of
 from gradfree.ranks.model_part import ModelPart
 from gradfree.ranks.on_rank import OnRank
-from gradfree.ranks.outputs import compare_loss, share_outputs
 from gradfree.ranks.placeholders import EarlyExit
 from gradfree.ranks.placement import Placement, place
 from gradfree.ranks.rank_pass import RankPass
@@ -135,12 +136,12 @@ class Stage(ModelPart):
         self.messages.settle()
         passes = [self._new_pass()]
         try:
-            parts = cut(self.model, args, kwargs, self._microbatches)
+            parts = cut(self.model, (args, kwargs), self._microbatches)
             passes += [self._new_pass() for _ in parts[1:]]
-            outs = [self._run(one, part.args, part.kwargs) for one, part in zip(passes, parts, strict=True)]
+            outs = [self._run(one, *part) for one, part in zip(passes, parts, strict=True)]
             sent = [one.sent() for one in passes]
             out = joined(parts, outs) if self.messages.position == self.messages.count - 1 else None
-            return share_outputs(self.messages, passes[0].number, self._check_loss, sent, self.device, out)
+            return self._shared(out, passes[0].number, sent) if self.messages.count > 1 else out
         finally:
             self._pass = None
 
@@ -156,10 +157,41 @@ class Stage(ModelPart):
         except EarlyExit:
             return rank_pass.leave()
 
+    def _shared(self, out: Any, number: int, sent: Sequence[Tensor]) -> Any:
+        """Return the model's output on all ranks, each of which computes the same loss from it.
+
+        Args:
+            out: the model's output on the last rank, which sends it to the others; ignored on these.
+            number: of the pass.
+            sent: the last states of this rank's blocks; every backward pass must reach them, because other ranks wait.
+        """
+        messages, last, what = self.messages, self.messages.count - 1, "the model's outputs"
+        if messages.position == last:
+            skeleton, tensors = skeleton_of(out)
+            needing = [tensor.requires_grad for tensor in tensors]
+            for other in range(last):
+                messages.send_all(tensors, other, number, OUTPUTS, what, (skeleton, needing))
+            messages.settle()
+        else:
+            tensors, (skeleton, needing) = messages.receive_all(last, number, OUTPUTS, what, self.device)
+        if torch.is_grad_enabled() and any(needing):
+            tensors = Sent.apply(self._check_loss, len(sent), needing, *sent, *tensors)
+        return replaced(skeleton, {id(number): tensors[int(number)] for number in tensors_in(skeleton)})
+
     def _check_loss(self, cotangents: Sequence[Cotangent]) -> None:
-        """Check once, in the first backward pass, that all ranks have the loss of the last rank."""
-        if self.is_new("the loss"):
-            compare_loss(self.messages, cotangents)
+        """Check once, in the first backward pass on all ranks, that this rank's loss is that of the last rank.
+
+        Compares the norms of the outputs' cotangents, to a tolerance for different devices.
+        """
+        if not self.is_new("the loss"):
+            return
+        here = [-1.0 if c is None else float(torch.linalg.vector_norm(c)) for c in cotangents]
+        there = self.messages.all_gather(here, "the gradients of the model's outputs")[-1]
+        if not torch.allclose(torch.tensor(here), torch.tensor(there), rtol=1e-3, atol=0.0, equal_nan=True):
+            raise ChainError(
+                f"the loss is not that of the last rank: the gradients of the model's outputs have norms {here} here, "
+                f"{there} there. All ranks must get the same batches and compute the same loss."
+            )
 
     def _absent(self, index: int, *args: Any, **kwargs: Any) -> Any:
         if self._pass is None:
