@@ -32,7 +32,7 @@ class AllSteps(ABC):
 
     def __init__(self, recurrence: Recurrence, jacobian: str):
         self.recurrence, self.jacobian, self.x = recurrence, jacobian, recurrence.x
-        self.first = [part.flatten(0, -2) for part in recurrence.first]
+        self.first = [part[0] for part in recurrence.first]
 
     def start(self) -> Guess:
         """Return the first guess, f(0, x_t) for all steps but the first, which uses the initial state."""

@@ -27,7 +27,7 @@ def newton_forward(options: NewtonOptions, recurrence: Recurrence) -> Trajectory
     x, by_torch = recurrence.x, recurrence.cell is None
     if not recurrence.is_dense or (by_torch and torch.is_autocast_enabled(x.device.type)):
         return None
-    stopping = options.stopping(len(x), recurrence.first[0].flatten(0, -2), recurrence.kind)
+    stopping = options.stopping(len(x), recurrence.first[0][0], recurrence.kind)
     if stopping is None:
         return None
     (path,) = recurrence.paths
@@ -39,5 +39,4 @@ def newton_forward(options: NewtonOptions, recurrence: Recurrence) -> Trajectory
     states, chain_pass.outcome = iterate(steps.sweep, start, stopping, start, recurrence.kind == "separate units")
     if not chain_pass.outcome.settled:
         return run_sequentially(recurrence)._replace(passes=[chain_pass])
-    finals = [part[-1].view_as(first) for part, first in zip(states, recurrence.first, strict=True)]
-    return Trajectory(states[0], finals, () if by_torch else tuple(states[1:]), [chain_pass])
+    return Trajectory(states[0], [part[-1:] for part in states], () if by_torch else tuple(states[1:]), [chain_pass])

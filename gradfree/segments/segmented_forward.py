@@ -46,8 +46,7 @@ def segmented_forward(rule: SegmentRule, recurrence: Recurrence) -> Trajectory |
 
 def _chain_pass(recurrence: Recurrence) -> ChainPass:
     """Return the sizes of the pass."""
-    (path,), fused = recurrence.paths, recurrence.cell is None
-    like, length = recurrence.first[0][0] if fused else recurrence.first[0], len(recurrence.x)
+    (path,), like, length, fused = recurrence.paths, recurrence.first[0][0], len(recurrence.x), recurrence.cell is None
     return ChainPass(path, "forward", recurrence.memory.of("segments"), length, like, recurrence.kind, fused)
 
 
@@ -60,14 +59,13 @@ class _ForwardSegments:
         self.steps = len(recurrence.x) // self.count
         self.x = split_segments(recurrence.x[: self.steps * self.count], self.count)
         self.has_remainder = self.steps * self.count < len(recurrence.x)
-        self.first = [part.flatten(0, -2) for part in recurrence.first]
 
     def guess(self) -> list[Tensor]:
         """Return the first guess of entering states: a burn-in from zero through each segment's last steps."""
-        zeros = [part.new_zeros(self.count, *part.shape) for part in self.first]
+        zeros = [part.new_zeros(self.count, *part.shape[1:]) for part in self.recurrence.first]
         burn = self.plan.burn
         leaving = self._parts(self._call(self.x[-burn:], zeros, states_only=True).finals) if burn else zeros
-        return [torch.cat([first[None], end[:-1]]) for first, end in zip(self.first, leaving, strict=True)]
+        return [torch.cat([first, end[:-1]]) for first, end in zip(self.recurrence.first, leaving, strict=True)]
 
     def run(self, entering: Sequence[Tensor]) -> SweepResult:
         """Run all segments from the entering states."""
@@ -87,25 +85,20 @@ class _ForwardSegments:
     def trajectory(self, found: Trajectory) -> Trajectory:
         """Run the remaining steps after the segments; return the trajectory of all steps."""
         covered = self.steps * self.count
-        finals: Sequence[Tensor] = [part[-1] for part in self._parts(found.finals)]
+        finals: Sequence[Tensor] = [part[-1:] for part in self._parts(found.finals)]
         parts = [join_segments(part, self.count, covered) for part in (found.out, *found.kept)]
         if self.has_remainder:
-            finals = [final.view_as(part) for final, part in zip(finals, self.recurrence.first, strict=True)]
-            rest = run_sequentially(
-                replace(self.recurrence, x=self.recurrence.x[covered:], first=finals, states_only=True)
-            )
+            left = replace(self.recurrence, x=self.recurrence.x[covered:], first=finals, states_only=True)
+            rest = run_sequentially(left)
             finals = rest.finals
             parts = [torch.cat(both) for both in zip(parts, (rest.out, *rest.kept), strict=True)]
         out, *others = parts
-        first = self.recurrence.first
-        return Trajectory(out, [final.view_as(p) for final, p in zip(finals, first, strict=True)], tuple(others))
+        return Trajectory(out, finals, tuple(others))
 
     def _call(self, x: Tensor, entering: Sequence[Tensor], states_only: bool) -> Trajectory:
         """Run all segments from ``entering``, (C, B, ·) each, as one batch of sequences."""
-        single = self.recurrence.cell is not None
-        first = [start.flatten(0, 1) if single else start.flatten(0, 1)[None] for start in entering]
-        called = replace(self.recurrence, x=x, first=first, states_only=states_only)
-        return run_sequentially(called)
+        first = [start.flatten(0, 1)[None] for start in entering]
+        return run_sequentially(replace(self.recurrence, x=x, first=first, states_only=states_only))
 
     def _parts(self, finals: Sequence[Tensor]) -> list[Tensor]:
         return [final.reshape(self.count, -1, final.shape[-1]) for final in finals]

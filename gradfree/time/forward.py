@@ -24,7 +24,7 @@ class Recurrence:
 
     Attributes:
         x: (T, B, I), or the rows of packed sequences, (N, I).
-        first: h_0 and, for LSTM, c_0: (directions, B, H) each; (B, H) each with a ``cell``.
+        first: the parts of the initial state, (directions, B, H) each: h_0 and, for LSTM, c_0; those of the ``cell``.
         weights: W_ih, W_hh and, with biases, b_ih, b_hh, for each direction; of a ``cell`` all its parameters.
         mode: of a recurrent module, "RNN_TANH", "RNN_RELU", "GRU" or "LSTM"; ``None`` with a ``cell``.
         cell: the module that computes f; ``None`` for a layer of a recurrent module.
@@ -56,8 +56,7 @@ class Recurrence:
     @property
     def is_dense(self) -> bool:
         """Whether sequences have equal lengths (not packed) and states are vectors of real numbers."""
-        vectors = 3 if self.cell is None else 2
-        return self.packing is None and all(part.dim() == vectors and not part.is_complex() for part in self.first)
+        return self.packing is None and all(part.dim() == 3 and not part.is_complex() for part in self.first)
 
 
 @dataclass(frozen=True)
@@ -167,9 +166,9 @@ def run_sequentially(recurrence: Recurrence) -> Trajectory:
     """Run ``recurrence`` step by step; outputs are bitwise those of torch's layer, or of a loop over the cell."""
     x, first, weights = recurrence.x, recurrence.first, recurrence.weights
     if recurrence.cell is not None:
-        steps = run_steps(recurrence.cell, x, first)
+        steps = run_steps(recurrence.cell, x, [part[0] for part in first])
         out, *others = (torch.stack(part) for part in zip(*steps, strict=True))
-        return Trajectory(out, steps[-1], tuple(others))
+        return Trajectory(out, [part[None] for part in steps[-1]], tuple(others))
     if _keeps_gates(recurrence):
         out, gates = gru_with_gates(x, first[0][0], weights)
         return Trajectory(out, [out[-1:].clone()], gates)

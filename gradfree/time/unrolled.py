@@ -134,7 +134,8 @@ class _UnrollFunction(torch.autograd.Function):
         given = [x, *rest, *cell.buffers()]
         before = _marks(given)
         at = recorder.attachment
-        recurrence = Recurrence(x, rest[:parts], rest[parts:], None, cell, memory=at.memory, paths=[at.path])
+        first = [part[None] for part in rest[:parts]]
+        recurrence = Recurrence(x, first, rest[parts:], None, cell, memory=at.memory, paths=[at.path])
         out, finals, others, ctx.passes = run(at.engine, recurrence)
         if torch.is_autocast_enabled(x.device.type):
             # Older versions of torch keep casts of weights, here without a graph, for passes that need one:
@@ -153,7 +154,7 @@ class _UnrollFunction(torch.autograd.Function):
         ctx.save_for_backward(x.detach(), *(first.detach() for first in rest[:parts]), out, *others)
         ctx.set_materialize_grads(False)
         # No views: torch refuses in-place changes of views that a function returns.
-        return out.detach(), *(final.clone() for final in finals)
+        return out.detach(), *(final[0].clone() for final in finals)
 
     @staticmethod
     def backward(ctx: _Context, cotangent: Tensor | None, *finals: Tensor | None) -> tuple[Tensor | None, ...]:

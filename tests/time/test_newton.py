@@ -27,7 +27,7 @@ def test_three_sweeps_are_exact_where_the_jacobian_is_diagonal(make):
     layer, x = make(3, 8), torch.randn(300, 2, 3)
     state = [torch.randn(2, 8) for _ in range(layer.cell.parts)]
     expected = layer.unroll(x, state)
-    steps = ElementwiseSteps(Recurrence(x, state, [], None, layer.cell), "diagonal")
+    steps = ElementwiseSteps(Recurrence(x, [part[None] for part in state], [], None, layer.cell), "diagonal")
     guess, errors = steps.start(), []
     for _ in range(5):
         guess = steps.sweep(guess)
