@@ -7,13 +7,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from gradfree.algebra.time_scan import scan
+from gradfree.algebra.time_scan import CHUNK, scan
 
 Blocks = Sequence[Sequence[Tensor | None]]
 """K unit by unit: block (i, j) is the derivative of part i by part j of the previous state, (T, B, H) or ``None``."""
-
-# As in :mod:`.time_scan`.
-_CHUNK = 16
 
 
 def transposed(blocks: Blocks) -> Blocks:
@@ -53,9 +50,9 @@ def block_scan(terms: Sequence[Tensor], blocks: Blocks, reverse: bool = False) -
 def _solve(x: Tensor, f: Tensor) -> Tensor:
     """Return y_t = x_t + f_t y_{t-1} for ``x`` (T, n, ...) and ``f`` (T, n, n, ...), in chunks as in ``scan``."""
     y, carried = torch.empty_like(x), torch.zeros_like(x[0])
-    whole = len(x) - len(x) % _CHUNK if len(x) >= 2 * _CHUNK else 0
+    whole = len(x) - len(x) % CHUNK if len(x) >= 2 * CHUNK else 0
     if whole:
-        xs, fs, ys = (part[:whole].unflatten(0, (-1, _CHUNK)).unbind(1) for part in (x, f, y))
+        xs, fs, ys = (part[:whole].unflatten(0, (-1, CHUNK)).unbind(1) for part in (x, f, y))
         ends, reach = xs[0], fs[0]
         for term, factor in zip(xs[1:], fs[1:], strict=True):
             ends = term + _times(factor, ends)

@@ -13,7 +13,7 @@ from gradfree.algebra.cotangents import Factor, is_number
 from gradfree.devices.hardware import runs_triton
 
 # Steps in a chunk. Shorter chunks need more levels, longer ones more operations in each level.
-_CHUNK = 16
+CHUNK = 16
 
 # From so many elements in a step on, an operation takes longer than its start on a CPU. Then step by step is fastest,
 # as it reads everything once.
@@ -82,8 +82,8 @@ def _kernel(device: torch.device) -> Callable[[Tensor, Tensor, bool], Tensor] | 
 def _solve(terms: Tensor, factors: Tensor, y: Tensor, reverse: bool) -> None:
     """Fill ``y``: whole chunks at once, then the remaining steps one by one."""
     length = len(terms)
-    one_by_one = length < 2 * _CHUNK or (terms[0].numel() >= _WIDE and terms.device.type == "cpu")
-    whole = 1 if one_by_one else length - length % _CHUNK
+    one_by_one = length < 2 * CHUNK or (terms[0].numel() >= _WIDE and terms.device.type == "cpu")
+    whole = 1 if one_by_one else length - length % CHUNK
     left = length - whole
     chunks, rest = (slice(left, None), slice(left + 1)) if reverse else (slice(whole), slice(whole - 1, None))
     if whole > 1:
@@ -96,10 +96,10 @@ def _solve(terms: Tensor, factors: Tensor, y: Tensor, reverse: bool) -> None:
 
 def _solve_chunks(terms: Tensor, factors: Tensor, y: Tensor, reverse: bool) -> None:
     """Fill ``y``, of a whole number of chunks."""
-    xs, fs, ys = (x.unflatten(0, (-1, _CHUNK)).unbind(1) for x in (terms, factors, y))
+    xs, fs, ys = (x.unflatten(0, (-1, CHUNK)).unbind(1) for x in (terms, factors, y))
     first = -1 if reverse else 0
     ends = xs[first].clone()
-    _run(xs, fs, [ends] * _CHUNK, reverse)
+    _run(xs, fs, [ends] * CHUNK, reverse)
     carried = torch.empty_like(ends)
     _solve(ends, _link_products(fs, reverse), carried, reverse)
     leaving, entering = (slice(1, None), slice(-1)) if reverse else (slice(-1), slice(1, None))
@@ -119,7 +119,7 @@ def _link_products(factors: Sequence[Tensor], reverse: bool) -> Tensor:
     """Return the factors from each chunk's end to the next chunk's end: the products over the links between."""
     across, second, *others = factors
     if across.stride(0) == 0:
-        return (across[:1] ** _CHUNK).expand_as(across)
+        return (across[:1] ** CHUNK).expand_as(across)
     inside = second.clone()
     for factor in others:
         inside *= factor

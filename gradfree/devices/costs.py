@@ -122,11 +122,6 @@ def newton_break_even_sweeps(length: int, like: Tensor, kind: str) -> int:
     return worth if worth >= (_FEWEST_EXACT if kind == "separate units" else _FEWEST) else 0
 
 
-# Rough seconds on one CPU core; on a current GPU the defaults in batch_pays.
-_SECONDS_PER_NODE = {"cpu": 15e-6}
-_SECONDS_PER_NUMBER = {"cpu": 1e-9}
-
-
 def batch_pays(device: torch.device, nodes: int, parameters: int, activations: int) -> bool:
     """Return whether equal modules run faster as one batch than one by one.
 
@@ -139,9 +134,9 @@ def batch_pays(device: torch.device, nodes: int, parameters: int, activations: i
         parameters: the number of elements of one module's parameters.
         activations: the number of elements that one module saves for the backward pass.
     """
-    return nodes * _SECONDS_PER_NODE.get(device.type, 20e-6) > (parameters + activations) * _SECONDS_PER_NUMBER.get(
-        device.type, 1e-11
-    )
+    # Rough seconds on one CPU core, and on a current GPU.
+    per_node, per_number = (15e-6, 1e-9) if device.type == "cpu" else (20e-6, 1e-11)
+    return nodes * per_node > (parameters + activations) * per_number
 
 
 def kept_gates_pay(x: Tensor, units: int) -> bool:

@@ -140,10 +140,8 @@ def _in_chunks(run: Callable[[slice], tuple[Guess, Blocks]], like: Tensor) -> tu
     if len(found) == 1:
         return found[0]
     states, blocks = zip(*found, strict=True)
-    rows = [[_cat_or_none(block) for block in zip(*row, strict=True)] for row in zip(*blocks, strict=True)]
+    rows = [
+        [None if chunks[0] is None else torch.cat(chunks) for chunks in zip(*row, strict=True)]
+        for row in zip(*blocks, strict=True)
+    ]
     return [torch.cat(part) for part in zip(*states, strict=True)], rows
-
-
-def _cat_or_none(chunks: Sequence[Tensor | None]) -> Tensor | None:
-    tensors = [chunk for chunk in chunks if chunk is not None]
-    return torch.cat(tensors) if tensors else None

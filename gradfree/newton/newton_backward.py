@@ -24,21 +24,15 @@ def newton_gradients(chain: TimeChain, direct: State, options: NewtonOptions) ->
         direct: the direct cotangents of its states.
         options: the engine's options.
     """
-    delta, backward = _try_sweeps(chain, direct, options)
-    record_passes(chain, chain.forward_pass, backward)
-    return chain.backpropagate(direct) if delta is None else chain.gradients(delta)
-
-
-def _try_sweeps(chain: TimeChain, direct: State, options: NewtonOptions) -> tuple[State | None, Pass | None]:
-    """Return δ, ``None`` if sweeps do not converge; and the pass, ``None`` if sweeps cannot be used."""
     stopping = options.stopping(len(chain), chain.like[0], chain.kind)
-    if stopping is None or any(e is not None and (e.dim() != 3 or e.is_complex()) for e in direct):
-        return None, None
-    chain_pass = Pass(chain.path, "backward", chain.memory.of("newton"))
-    if chain_pass.is_paused:
-        return None, chain_pass
-    delta, chain_pass.outcome = _solve(chain, direct, options, stopping)
-    return delta if chain_pass.outcome.settled else None, chain_pass
+    backward, delta = None, direct
+    if stopping is not None and all(e is None or (e.dim() == 3 and not e.is_complex()) for e in direct):
+        backward = Pass(chain.path, "backward", chain.memory.of("newton"))
+        if not backward.is_paused:
+            delta, backward.outcome = _solve(chain, direct, options, stopping)
+    record_passes(chain, chain.forward_pass, backward)
+    settled = backward is not None and backward.outcome is not None and backward.outcome.settled
+    return chain.gradients(delta) if settled else chain.backpropagate(direct)
 
 
 def _solve(chain: TimeChain, direct: State, options: NewtonOptions, stopping: StoppingRule) -> tuple[State, Outcome]:

@@ -42,7 +42,7 @@ class Recurrent(Site):
     @classmethod
     def accepts(cls, module: nn.Module) -> bool:
         """Return whether ``module`` is one of torch's recurrent modules."""
-        return isinstance(module, nn.RNNBase)
+        return isinstance(module, nn.RNN | nn.GRU | nn.LSTM)
 
     @property
     def has_residual(self) -> bool:
@@ -68,8 +68,6 @@ class Recurrent(Site):
             yield ATTACHED.message(path=self.path or "the model")
         elif "forward" in vars(module):
             yield f"{self.path} has a forward on the instance. Remove it while an engine is attached."
-        elif torch_layer_class(type(module)) is nn.RNNBase:
-            yield f"{self.path} is a {type(module).__name__}, which is not an nn.RNN, nn.GRU or nn.LSTM."
         if module.proj_size:
             yield f"{path_name(self.path)} has proj_size={module.proj_size}, which no engine supports. Use proj_size=0."
 
@@ -132,7 +130,11 @@ class RecurrentRecorder:
         if not packed and not _well_formed(x, hx):
             return self._run_torch(input, hx)  # Raises torch's own error.
         self._has_recorded = True
-        length, batch = self._sizes(x, batch_sizes)
+        batched, batch_first = packed or x.dim() == 3, module.batch_first and not packed
+        # Same layout as in the module itself, as the rounding of matrix products depends on it.
+        x = x if batched else x.unsqueeze(0 if batch_first else 1)
+        x = x.transpose(0, 1) if batch_first else x
+        length, batch = x.shape[:2] if batch_sizes is None else (len(batch_sizes), int(batch_sizes[0]))
         # Packed sequences of equal length have the memory layout of an ordinary batch.
         ragged = batch_sizes is not None and int(batch_sizes[-1]) != batch
         self.single_steps.count(length)
@@ -144,11 +146,7 @@ class RecurrentRecorder:
             last = final if isinstance(final, tuple) else (final,)
             when_backward((out.data if packed else out, *last), callbacks)
             return out, final
-        batched, batch_first = packed or x.dim() == 3, module.batch_first and not packed
-        # Same layout as in the module itself, as the rounding of matrix products depends on it.
-        x = x if batched else x.unsqueeze(0 if batch_first else 1)
-        x = x.transpose(0, 1) if batch_first else x
-        states = self._initial(x, batch_sizes, order, hx, batched)
+        states = self._initial(x, batch, batch_sizes, order, hx, batched)
         packing = Packing(batch_sizes, x.device) if batch_sizes is not None and ragged else None
         if packed and not ragged:
             x = x.unflatten(0, (length, batch))
@@ -161,13 +159,6 @@ class RecurrentRecorder:
         if not batched:
             out, finals = out.squeeze(0 if batch_first else 1), [final.squeeze(1) for final in finals]
         return out, tuple(finals) if len(finals) > 1 else finals[0]
-
-    def _sizes(self, x: Tensor, batch_sizes: Tensor | None) -> tuple[int, int]:
-        """Return T and B."""
-        if batch_sizes is not None:
-            return len(batch_sizes), int(batch_sizes[0])
-        steps = 1 if self.module.batch_first and x.dim() == 3 else 0
-        return x.shape[steps], x.shape[1 - steps] if x.dim() == 3 else 1
 
     def _run_torch(self, input: Any, hx: Any) -> Any:
         return self._torch_class.forward(self.module, input, hx)
@@ -191,10 +182,11 @@ class RecurrentRecorder:
             self._has_warned = True
             warnings.warn(f"{self.attachment.path or 'the recurrent layer'}: {message}", stacklevel=2)
 
-    def _initial(self, x: Tensor, batch_sizes: Tensor | None, order: Tensor | None, hx: Any, batched: bool) -> Any:
+    def _initial(
+        self, x: Tensor, batch: int, batch_sizes: Tensor | None, order: Tensor | None, hx: Any, batched: bool
+    ) -> Any:
         """Return the checked initial states, (layers · directions, B, H) each, in the batch's order."""
         module = self.module
-        batch = int(batch_sizes[0]) if batch_sizes is not None else x.shape[1]
         count = module.num_layers * (2 if module.bidirectional else 1)
         parts = 2 if module.mode == "LSTM" else 1
         if hx is None:
@@ -230,8 +222,8 @@ def recorder_on(module: nn.Module) -> RecurrentRecorder | None:
 
 
 def torch_layer_class(kind: type[nn.RNNBase]) -> type[nn.RNNBase]:
-    """Return the class among ``nn.RNN``, ``nn.GRU`` and ``nn.LSTM`` that ``kind`` derives from, else ``nn.RNNBase``."""
-    return next((own for own in (nn.RNN, nn.GRU, nn.LSTM) if issubclass(kind, own)), nn.RNNBase)
+    """Return the class among ``nn.RNN``, ``nn.GRU`` and ``nn.LSTM`` that ``kind`` derives from."""
+    return next(own for own in (nn.RNN, nn.GRU, nn.LSTM) if issubclass(kind, own))
 
 
 def run_layers(module: nn.RNNBase, run: RunLayer, x: Tensor, states: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
