@@ -23,7 +23,9 @@ from gradfree.registry import create_engine, create_model, list_engines, list_mo
 from gradfree.resets.with_resets import run_with_resets
 from gradfree.time.cell_layer import CellLayer, ElementwiseCell
 
-checkout.map_subpackages()
+if checkout.IS_CHECKOUT:
+    # The subpackages of this checkout, even if another version is installed.
+    __path__.append(str(checkout.ROOT))
 
 
 def __getattr__(name: str) -> ModuleType:
