@@ -91,8 +91,6 @@ def create_model(name: str, **options: Any) -> nn.Module:
     """
     model = lookup(MODELS, name)
     known = inspect.signature(model).parameters
-    if unknown := options.keys() - known.keys():
-        raise TypeError(f"{name} has no option {', '.join(map(repr, unknown))}; its options are: {', '.join(known)}.")
     try:
         inspect.signature(model).bind(**options)
     except TypeError as error:
