@@ -21,7 +21,7 @@ from gradfree.benchmarks.tasks.imported import Imported
 from gradfree.benchmarks.tasks.metrics import LossMetric, accuracy
 from gradfree.benchmarks.tasks.task import Score, Task, cross_entropy
 from gradfree.cli import UsageError
-from gradfree.torchside.random_state import random_states_kept
+from gradfree.torchside.random_state import RandomState
 from gradfree.wording import did_you_mean, one
 
 _SPLITS = Data._fields
@@ -129,7 +129,7 @@ def _digest_of(splits: Mapping[str, Split]) -> str:
 
 def _seeded_splits(loader: Imported) -> dict[str, Split]:
     """Call ``loader`` with seeded generators and one thread: the rounding of sums depends on the number of threads."""
-    with torch.random.fork_rng(devices=[]), random_states_kept(), set_torch_threads(1):
+    with RandomState().restored(), set_torch_threads(1):
         random.seed(0)
         # The legacy generator, because users' loaders use it.
         np.random.seed(0)  # noqa: NPY002

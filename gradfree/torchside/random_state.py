@@ -13,13 +13,16 @@ from gradfree.devices.hardware import random_state, set_random_state
 
 
 class RandomState:
-    """The present states of torch's generators of the CPU and of ``devices``, of any type."""
+    """The present random states of Python, numpy, and torch's generators of the CPU and of ``devices``, of any type."""
 
     def __init__(self, *devices: torch.device):
+        self._of_python, self._of_numpy = random.getstate(), numpy.random.get_state()  # noqa: NPY002
         self._states = {device: random_state(device) for device in {torch.device("cpu"), *devices}}
 
     def restore(self) -> None:
         """Go back to this state."""
+        random.setstate(self._of_python)
+        numpy.random.set_state(self._of_numpy)  # noqa: NPY002
         for device, state in self._states.items():
             set_random_state(device, state)
 
@@ -32,14 +35,3 @@ class RandomState:
             yield
         finally:
             present.restore()
-
-
-@contextmanager
-def random_states_kept() -> Iterator[None]:
-    """Restore the random states of Python and numpy after the ``with``."""
-    before = random.getstate(), numpy.random.get_state()  # noqa: NPY002
-    try:
-        yield
-    finally:
-        random.setstate(before[0])
-        numpy.random.set_state(before[1])  # noqa: NPY002

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import torch
 from torch import nn
 
-from gradfree.torchside.random_state import RandomState, random_states_kept
+from gradfree.torchside.random_state import RandomState
 
 _INNER = "_parameters", "_buffers", "_modules"
 
@@ -25,7 +25,7 @@ def left_intact(model: nn.Module) -> Iterator[None]:
         (module, dict(vars(module)), [dict(vars(module)[name]) for name in _INNER]) for module in model.modules()
     ]
     values = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
-    with RandomState(*(p.device for p in model.parameters())).restored(), random_states_kept():
+    with RandomState(*(p.device for p in model.parameters())).restored():
         try:
             yield
         finally:
