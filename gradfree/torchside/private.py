@@ -123,13 +123,9 @@ def after_backward(callback: Callable[[], None]) -> None:
 
 # The graph, and hooks and versions of tensors.
 
-_backward_class = _private("torch.autograd.Function._backward_cls", "classes of nodes are found by name")
-
 
 def node_class(function: type[torch.autograd.Function]) -> Any:
-    """Return the class of the nodes of an autograd function that has just been defined."""
-    if _backward_class is not None:
-        return function._backward_cls
+    """Return the class of the nodes of an autograd function that has just been defined; it is found by its name."""
     return [kind for kind in BackwardCFunction.__subclasses__() if kind.__name__ == f"{function.__name__}Backward"][-1]
 
 
