@@ -12,12 +12,13 @@ from torch.autograd.function import FunctionCtx
 
 from gradfree.algebra.cotangents import plus
 from gradfree.chains.solving import Attachment
+from gradfree.errors import NOT_FINITE_INSIDE
 from gradfree.time.closed_chain import CellChain
 from gradfree.time.closed_forms import State
 from gradfree.time.forward import Recurrence, Trajectory, run
 from gradfree.time.gru_forward import Gates, is_batch_major
 from gradfree.time.packing import Packing
-from gradfree.torchside.guards import check_finite, check_made_finite, refuse_batched, refuse_second_derivatives, saved
+from gradfree.torchside.guards import check_finite, refuse_batched, refuse_second_derivatives, saved
 
 
 def chain_paths(path: str, number: int, directions: int) -> Sequence[str]:
@@ -150,6 +151,6 @@ class LayerFunction(torch.autograd.Function):
             of_states.append(initial)
             of_weights += parameters
         gradients = of_x, *map(torch.stack, zip(*of_states, strict=True)), *of_weights
-        check_made_finite(gradients, layer.name)
+        check_finite(gradients, layer.name, NOT_FINITE_INSIDE)
         layer.attachment.solved.add(layer.attachment.path)
         return None, *gradients

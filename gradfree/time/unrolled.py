@@ -11,18 +11,11 @@ from torch.autograd.function import FunctionCtx
 from gradfree.chains.refusals import hooked, tapped
 from gradfree.chains.site import Removable, Site
 from gradfree.chains.solving import Attachment
-from gradfree.errors import ATTACHED, CHANGED_IN_PLACE, ChainError, refuse
+from gradfree.errors import ATTACHED, CHANGED_IN_PLACE, NOT_FINITE_INSIDE, ChainError, refuse
 from gradfree.time.cell_layer import CellLayer, ElementwiseCell, Ends, state_problems
 from gradfree.time.forward import Recurrence, SingleStepWarning, run
 from gradfree.time.unrolled_chain import UnrolledChain, autocast_now, cell_problems, check_batched_states
-from gradfree.torchside.guards import (
-    check_finite,
-    check_made_finite,
-    refuse_batched,
-    refuse_second_derivatives,
-    refuse_transforms,
-    saved,
-)
+from gradfree.torchside.guards import check_finite, refuse_batched, refuse_second_derivatives, refuse_transforms, saved
 from gradfree.torchside.private import version
 from gradfree.torchside.sharding import sharded
 from gradfree.torchside.unsaved import Unsaved
@@ -179,7 +172,7 @@ class _UnrollFunction(torch.autograd.Function):
             chain.forward_pass = ctx.passes[0] if ctx.passes else None
             gradients = at.solve(chain, direct)
         given = *gradients.inputs, *gradients.initial, *gradients.parameters
-        check_made_finite(given, where)
+        check_finite(given, where, NOT_FINITE_INSIDE)
         at.solved.add(at.path)
         return None, None, *given
 

@@ -46,23 +46,15 @@ def saved(ctx: FunctionCtx, where: str) -> tuple[Tensor, ...]:
         raise errors.CHANGED_IN_PLACE.error(where=where) from error
 
 
-def check_finite(cotangents: Iterable[Tensor | None], where: str) -> None:
-    """Under anomaly detection, raise for NaN and inf at the output of ``where``.
+def check_finite(
+    tensors: Iterable[Tensor | None], where: str, refusal: errors.Refusal = errors.NOT_FINITE_BEHIND
+) -> None:
+    """Under anomaly detection, raise ``refusal`` for NaN and inf: by default for those at the output of ``where``.
 
     Without it there is no check: GradScaler must see these values, and the check costs a host sync.
     """
-    if torch.is_anomaly_enabled() and not _finite(cotangents):
-        raise errors.NOT_FINITE_BEHIND.error(where=where)
-
-
-def check_made_finite(gradients: Iterable[Tensor | None], where: str) -> None:
-    """Under anomaly detection, raise for NaN and inf that ``where`` has produced from finite cotangents."""
-    if torch.is_anomaly_enabled() and not _finite(gradients):
-        raise errors.NOT_FINITE_INSIDE.error(where=where)
-
-
-def _finite(tensors: Iterable[Tensor | None]) -> bool:
-    return all(t is None or bool(t.isfinite().all()) for t in tensors)
+    if torch.is_anomaly_enabled() and not all(t is None or bool(t.isfinite().all()) for t in tensors):
+        raise refusal.error(where=where)
 
 
 def refuse_other_values(actual: Tensor, expected: Tensor, rounding: float, message: str, wait: bool = False) -> None:
