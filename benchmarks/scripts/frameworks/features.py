@@ -65,7 +65,7 @@ def lightning_resume(engine: Engine, case: ModelCase) -> None:
     assert_equal_gradients(fit_and_resume(engine, case), train(engine, case, epochs=2))
 
 
-@feature("DDP, two ranks", slow=True, ranks=True)
+@feature("DDP, two ranks", slow=True)
 def ddp(engine: Engine, case: ModelCase) -> None:
     """Two ranks stay equal to the last bit, and train to the weights of one with their joined batches.
 
@@ -74,19 +74,19 @@ def ddp(engine: Engine, case: ModelCase) -> None:
     _check_ranks(ddp_run, engine, case)
 
 
-@feature("FSDP2 at the root, two ranks", slow=True, ranks=True)
+@feature("FSDP2 at the root, two ranks", slow=True)
 def fsdp(engine: Engine, case: ModelCase) -> None:
     """Likewise, with ``fully_shard(model)``."""
     _check_ranks(fsdp_run, engine, case)
 
 
-@feature("Lightning DDP, two ranks", slow=True, ranks=True)
+@feature("Lightning DDP, two ranks", slow=True)
 def lightning_ddp(engine: Engine, case: ModelCase) -> None:
     """Likewise, with ``Trainer(strategy=EngineDDPStrategy(engine), devices=2, accumulate_grad_batches=2)``."""
     _check_ranks(lightning_run, engine, case, accumulate=2)
 
 
-@feature("layer_parallel, two ranks", families=(RESIDUAL,), slow=True, ranks=True)
+@feature("layer_parallel, two ranks", families=(RESIDUAL,), slow=True)
 def layer_parallel(engine: Engine, case: ModelCase) -> None:
     """``layer_parallel(model, engine)``, a part of the blocks on each rank, trains to the weights of exact gradients.
 
@@ -95,19 +95,19 @@ def layer_parallel(engine: Engine, case: ModelCase) -> None:
     _check_parts(layer_parallel_run, engine, case)
 
 
-@feature("Lightning, layer_parallel, two ranks", families=(RESIDUAL,), slow=True, ranks=True)
+@feature("Lightning, layer_parallel, two ranks", families=(RESIDUAL,), slow=True)
 def lightning_layer_parallel(engine: Engine, case: ModelCase) -> None:
     """Likewise, with ``Trainer(strategy=LayerParallelStrategy(engine), devices=2)``."""
     _check_parts(layer_parallel_lightning_run, engine, case)
 
 
-@feature("layer_parallel in a mesh with DDP", families=(RESIDUAL,), slow=True, ranks=True)
+@feature("layer_parallel in a mesh with DDP", families=(RESIDUAL,), slow=True)
 def layer_parallel_ddp(engine: Engine, case: ModelCase) -> None:
     """Two copies, one rank each, in ``DistributedDataParallel(..., process_group=mesh["data"].get_group())``."""
     _check_copies(layer_parallel_ddp_run, engine, case)
 
 
-@feature("layer_parallel in a mesh with FSDP2", families=(RESIDUAL,), slow=True, ranks=True)
+@feature("layer_parallel in a mesh with FSDP2", families=(RESIDUAL,), slow=True)
 def layer_parallel_fsdp(engine: Engine, case: ModelCase) -> None:
     """Likewise, in ``fully_shard(model, mesh=mesh["data"])``."""
     _check_copies(layer_parallel_fsdp_run, engine, case)

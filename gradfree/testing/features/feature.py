@@ -23,7 +23,6 @@ class Feature:
         families: of the cases that it can be done with at all.
         everywhere: whether it is to be tried on every case, not just on the one that stands for its family.
         slow: whether it takes a second or more.
-        ranks: whether it takes two processes, which train on the CPU.
         repeats: whether it compares several passes, which engines that draw anew in each do not keep to.
     """
 
@@ -32,7 +31,6 @@ class Feature:
     families: Sequence[str] = FAMILIES
     everywhere: bool = False
     slow: bool = False
-    ranks: bool = False
     repeats: bool = False
 
     @property
