@@ -13,7 +13,7 @@ from gradfree.chains.report import Report, path_name
 from gradfree.devices.costs import own_kernel_is_faster
 from gradfree.engines.discovery import Chains, validate
 from gradfree.engines.engine import Engine
-from gradfree.engines.rank_segment import Neighbors, RankSegment
+from gradfree.engines.rank_segment import Neighbors, rank_gradients
 from gradfree.time.forward import LayerCall
 
 
@@ -58,7 +58,7 @@ class Backprop(Engine):
 
     def gradients_on_ranks(self, chain: Chain, direct: Any, neighbors: Neighbors) -> ChainGradients:
         """Return the exact gradients, rank after rank; a rank sends its cotangent before it computes its gradients."""
-        return RankSegment(chain, direct, neighbors).exact_gradients()
+        return rank_gradients(chain, direct, neighbors)
 
     def find(self, model: nn.Module, chains: Chains | None) -> Report:
         """Return the chains that the engine attaches to; those left to autograd are no problem, but not among them."""

@@ -36,6 +36,13 @@ def times(delta: Cotangent, factor: Factor) -> Cotangent:
     return delta if factor == 1.0 else delta * factor
 
 
+def times_all(delta: Cotangent, factors: Sequence[Factor]) -> Cotangent:
+    """Return ``delta`` times the diagonals of several consecutive links, the last link first."""
+    for factor in reversed(factors):
+        delta = times(delta, factor)
+    return delta
+
+
 def damped(before: Any, after: Any, rate: float) -> Any:
     """Return ``before`` + ``rate`` · (``after`` - ``before``), for tensors or for sequences of cotangents."""
     if isinstance(after, Tensor):

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from gradfree.algebra.cotangents import Cotangent, Factor, plus, times
+from gradfree.algebra.cotangents import Cotangent, Factor, plus, times, times_all
 from gradfree.chains.chain import Chain, ChainGradients
 
 
@@ -36,8 +36,10 @@ class Neighbors(Protocol):
         """Return the cotangent of this rank's last state that the rank on the right has sent."""
 
 
-class RankSegment:
-    """This rank's links of a chain, solved together with those of the adjacent ranks.
+def rank_gradients(
+    chain: Chain, direct: Any, neighbors: Neighbors, factors: Sequence[Factor] | None = None, sweeps: int = 0
+) -> ChainGradients:
+    """Return the gradients of this rank's links: the exact ones, rank after rank, or those after ``sweeps`` sweeps.
 
     The iteration is that of :class:`~gradfree.engines.segmented.Segments` with one segment a rank: in a sweep all ranks
     compute the VJPs of their own links at the same time. The rank at distance d from the last one knows its last
@@ -47,63 +49,33 @@ class RankSegment:
         chain: this rank's links.
         direct: the direct cotangents of their states.
         neighbors: messages to and from the adjacent ranks.
+        factors: K of each link; that of the first link acts across the border to the left. ``None``: exact gradients.
+        sweeps: k, less than the number of borders; 0 for exact gradients.
     """
-
-    def __init__(self, chain: Chain, direct: Any, neighbors: Neighbors):
-        self._chain, self._direct, self._neighbors = chain, direct, neighbors
-        self._from_end = neighbors.count - 1 - neighbors.position
-
-    def exact_gradients(self) -> ChainGradients:
-        """Return the exact gradients, rank after rank; a rank computes its gradients while those on its left run."""
-        end = self._end()
-        if self._neighbors.left_wants_cotangents:
-            self._neighbors.send_left(self._vjp(end))
-        return self._gradients(end)
-
-    def iterated_gradients(self, factors: Sequence[Factor], sweeps: int) -> ChainGradients:
-        """Return the gradients after ``sweeps`` sweeps.
-
-        Args:
-            factors: K of each link; that of the first link acts across the border to the left.
-            sweeps: k, less than the number of borders.
-        """
-        end = self._end()
-        self._send_left(self._approximate_vjp(end, factors))
-        for sweep in range(1, min(sweeps, self._from_end + 1) + 1):
-            # The VJP comes before the wait for the right rank, so that all ranks compute at the same time.
-            leaving = self._vjp(end) if self._neighbors.left_wants_cotangents else None
-            before, end = end, self._end() if sweep <= self._from_end else end
-            change = _times_all(end - before, factors) if sweep <= self._from_end else None
-            self._send_left(plus(leaving, change))
-        return self._gradients(end)
-
-    def _end(self) -> Tensor:
-        """Return the cotangent of the last state: from the loss on the last rank, else from the rank on the right."""
-        own: Tensor = self._direct[-1]
-        return self._neighbors.receive_right() if self._from_end else own
-
-    def _send_left(self, cotangent: Cotangent) -> None:
-        if self._neighbors.left_wants_cotangents:
-            self._neighbors.send_left(cotangent)
-
-    def _approximate_vjp(self, end: Tensor, factors: Sequence[Factor]) -> Cotangent:
-        """Return the cotangent of the first link's input, with K in place of the Jacobian of every link."""
-        delta = self._chain.scan([*self._direct[:-1], end], factors)
-        return times(delta[0], factors[0])
-
-    def _vjp(self, end: Tensor) -> Cotangent:
-        """Return the cotangent of the first link's input, exact for the cotangent ``end`` of the last state."""
-        delta: Cotangent = end
-        for i in reversed(range(len(self._chain))):
-            (carried,) = self._chain.vjps([i], [delta])
-            delta = carried if i == 0 else plus(self._direct[i - 1], carried)
-        return delta
-
-    def _gradients(self, end: Tensor) -> ChainGradients:
-        return self._chain.backpropagate([*self._direct[:-1], end])
+    distance = neighbors.count - 1 - neighbors.position
+    end: Tensor = neighbors.receive_right() if distance else direct[-1]
+    if neighbors.left_wants_cotangents:
+        neighbors.send_left(_vjp(chain, direct, end, factors))
+    for sweep in range(1, min(sweeps, distance + 1) + 1):
+        assert factors is not None
+        # The VJP comes before the wait for the right rank, so that all ranks compute at the same time.
+        leaving = _vjp(chain, direct, end) if neighbors.left_wants_cotangents else None
+        change: Cotangent = None
+        if sweep <= distance:
+            before, end = end, neighbors.receive_right()
+            change = times_all(end - before, factors)
+        if neighbors.left_wants_cotangents:
+            neighbors.send_left(plus(leaving, change))
+    # The rank computes its gradients while those on its left run.
+    return chain.backpropagate([*direct[:-1], end])
 
 
-def _times_all(change: Cotangent, factors: Sequence[Factor]) -> Cotangent:
-    for factor in reversed(factors):
-        change = times(change, factor)
-    return change
+def _vjp(chain: Chain, direct: Any, end: Tensor, factors: Sequence[Factor] | None = None) -> Cotangent:
+    """Return the cotangent of the first link's input for ``end``, that of the last state: exact, or with K for F."""
+    if factors is not None:
+        return times(chain.scan([*direct[:-1], end], factors)[0], factors[0])
+    delta: Cotangent = end
+    for i in reversed(range(len(chain))):
+        (carried,) = chain.vjps([i], [delta])
+        delta = carried if i == 0 else plus(direct[i - 1], carried)
+    return delta

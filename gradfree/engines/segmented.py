@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from gradfree.algebra.cotangents import Cotangent, plus, times
+from gradfree.algebra.cotangents import Cotangent, plus, times_all
 from gradfree.chains.chain import Chain, ChainGradients
 from gradfree.errors import ChainError
 from gradfree.wording import count as counted
@@ -60,8 +60,7 @@ class Segments:
         for c in range(len(self) - 1, 0, -1):
             before, after = borders[c], new[c]
             change = plus(after, None if before is None else -before)
-            for i in range(self.ends[c], starts[c] - 1, -1):
-                change = times(change, self.factors[i])
+            change = times_all(change, self.factors[starts[c] : self.ends[c] + 1])
             new[c - 1] = plus(plus(self.direct[self.ends[c - 1]], leaving[c - 1]), change)
         return new
 

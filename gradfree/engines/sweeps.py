@@ -15,7 +15,7 @@ from gradfree.chains.chain import Chain, ChainGradients
 from gradfree.chains.site import Site
 from gradfree.engines.engine import Engine
 from gradfree.engines.options import check_count, check_positive, whole_number
-from gradfree.engines.rank_segment import Neighbors, RankSegment
+from gradfree.engines.rank_segment import Neighbors, rank_gradients
 from gradfree.engines.segmented import Segments
 from gradfree.wording import one
 
@@ -169,11 +169,11 @@ class IteratedEngine(SweepEngine):
 
     def gradients_on_ranks(self, chain: Chain, direct: Any, neighbors: Neighbors) -> ChainGradients:
         """Return the gradients with one segment a rank: the same as in one process with as many ``segments``."""
-        segment = RankSegment(chain, direct, neighbors)
         sweeps = min(self.sweeps, neighbors.count - 1)
         chain.offer("sweeps", lambda: torch.tensor(float(sweeps)))
-        exact = sweeps == neighbors.count - 1
-        return segment.exact_gradients() if exact else segment.iterated_gradients(self.split(chain), sweeps)
+        if sweeps == neighbors.count - 1:
+            return rank_gradients(chain, direct, neighbors)
+        return rank_gradients(chain, direct, neighbors, self.split(chain), sweeps)
 
     @property
     def sharper(self) -> Engine:
