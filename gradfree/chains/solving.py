@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any, Literal
 
-import torch
 from torch import Tensor
 
-from gradfree.algebra.cotangents import Cotangent
 from gradfree.chains.chain import Chain, ChainGradients, Solver
 from gradfree.chains.memory import Memory
-from gradfree.chains.survey import LinkFindings
+from gradfree.chains.survey import LinkFindings, products
 from gradfree.devices.hardware import without_tf32
 from gradfree.wording import one
 
@@ -102,21 +100,8 @@ class Attachment:
         if self.differences is None:
             return gradients
         exact = chain.backpropagate(direct)
-        self.differences.append(_agreement(zip(gradients.parameters, exact.parameters, strict=True)))
+        self.differences.append(products(gradients.parameters, exact.parameters))
         return exact
-
-
-@torch.no_grad()
-def _agreement(pairs: Iterable[tuple[Cotangent, Cotangent]]) -> Tensor:
-    """Return an entry of :attr:`Attachment.differences`, on the gradients' device."""
-    total = torch.zeros(3)
-    for g, exact in pairs:
-        if exact is not None:
-            wide = torch.promote_types(exact.dtype, torch.float32)
-            b = exact.detach().flatten().to(wide)
-            a = torch.zeros_like(b) if g is None else g.detach().flatten().to(wide)
-            total = total.to(b) + torch.stack([a @ b, a @ a, b @ b])
-    return total
 
 
 @contextmanager

@@ -41,10 +41,22 @@ class LinkFindings:
 
 def share(carried: Sequence[Cotangent], pulled: Sequence[Cotangent]) -> float:
     """Return ⟨carried, pulled⟩ / ‖pulled‖², with all parts concatenated."""
-    pairs = [(c, p) for c, p in zip(carried, pulled, strict=True) if p is not None]
-    of_all = sum(float(_wide(p).pow(2).sum()) for _, p in pairs)
-    of_known = sum(float((_wide(c) * _wide(p)).sum()) for c, p in pairs if c is not None)
-    return of_known / of_all if of_all else nan
+    product, _, of_all = products(carried, pulled).tolist()
+    return product / of_all if of_all else nan
+
+
+def products(found: Sequence[Cotangent], exact: Sequence[Cotangent]) -> Tensor:
+    """Return ⟨found, exact⟩, ‖found‖² and ‖exact‖², with all parts concatenated, on their device.
+
+    Parts without an exact gradient do not count.
+    """
+    total = torch.zeros(3)
+    for g, e in zip(found, exact, strict=True):
+        if e is not None:
+            b = _wide(e).flatten()
+            a = torch.zeros_like(b) if g is None else _wide(g).flatten().to(b)
+            total = total.to(b) + torch.stack([a @ b, a @ a, b @ b])
+    return total
 
 
 def _wide(tensor: Tensor) -> Tensor:
