@@ -16,8 +16,8 @@ from gradfree.torchside.optimizer_steps import AfterStep, StepCounter
 KEY = "auto: choice"
 """The key of the choice and its times in checkpoints."""
 
-_WARM_UP, _TIMED = 1, 8
-"""Steps of a turn."""
+_STEPS = 9
+"""The number of steps of a turn; the first one only warms up."""
 
 _log = logging.getLogger("gradfree")
 
@@ -44,9 +44,7 @@ class SwitchingHandle(Handle):
         self.candidates = list(candidates)
         self.chosen = None if len(candidates) > 1 else self.candidates[0]
         self.times: dict[str, float] = {}
-        self._count = 0
-        self._start: Any = None
-        self._marks: dict[str, list[tuple[Any, Any]]] = {name: [] for name in candidates}
+        self._ends: list[Any] = []
         self._use(self.candidates[0])
         self._steps: StepCounter | None = StepCounter(blocks, _step_callback(weakref.ref(self)), first_only=True)
 
@@ -84,18 +82,14 @@ class SwitchingHandle(Handle):
             super().load_state_dict({path: kept for path, kept in state.items() if path != KEY})
 
     def step_ended(self) -> None:
-        """End the timing of a step, after an optimizer step, and switch to the candidate whose turn is next."""
+        """Note the time of an optimizer step, and switch to the candidate whose turn is next."""
         if self.chosen is not None:
             return
         device = next(p.device for block in self._all_blocks.values() for p in block.parameters())
-        end = mark(device)
-        if self._count % (_WARM_UP + _TIMED) >= _WARM_UP:
-            self._marks[self._current].append((self._start, end))
-        self._count += 1
-        turn = self._count // (_WARM_UP + _TIMED)
+        self._ends.append(mark(device))
+        turn = len(self._ends) // _STEPS
         if turn < len(self.candidates):
             self._switch(self.candidates[turn])
-            self._start = mark(device)
             return
         times = self.measured()
         fastest = min(times, key=times.__getitem__)
@@ -108,7 +102,9 @@ class SwitchingHandle(Handle):
 
         The lower quartile, since other work on the machine only makes steps longer.
         """
-        return {name: sorted(seconds(*pair) for pair in pairs)[len(pairs) // 4] for name, pairs in self._marks.items()}
+        turns = [self._ends[n * _STEPS : (n + 1) * _STEPS] for n in range(len(self.candidates))]
+        times = [sorted(map(seconds, ends[:-1], ends[1:])) for ends in turns]
+        return {name: of_turn[len(of_turn) // 4] for name, of_turn in zip(self.candidates, times, strict=True)}
 
     def _settle(self, name: str, times: Mapping[str, float]) -> None:
         self._switch(name)
