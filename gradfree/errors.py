@@ -215,3 +215,9 @@ LOSS_ELSEWHERE = _row(
     "the loss depends on the output of {path} not only by the next block. It is on another rank.",
     _ELSEWHERE,
 )
+EXACT_ON_RANKS = _row(
+    _RANKS,
+    "comparisons with exact gradients: `GradientWatch`, `handle.exactly()`",
+    "{path}: across ranks an engine's gradients cannot be compared with exact ones (GradientWatch, handle.exactly()).",
+    "Compare them on one rank. With as many iterations as there are borders between ranks they are exact.",
+)

@@ -232,6 +232,10 @@ class Solver(ABC):
         """
         return 0.0
 
+    def exact_gradients(self, chain: Chain, direct: Any) -> ChainGradients:
+        """Return the gradients that the engine's are compared with: those of backpropagation."""
+        return chain.backpropagate(direct)
+
     @abstractmethod
     def gradients(self, chain: Chain, direct: Any) -> ChainGradients:
         """Return the gradients of ``chain`` for the direct cotangents e_i of its states.

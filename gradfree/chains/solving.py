@@ -79,7 +79,7 @@ class Attachment:
         """
         chain.path, chain.deltas = self.path if name is None else name, self.deltas
         if self.use_exact:
-            return chain.backpropagate(direct)
+            return self.engine.exact_gradients(chain, direct)
         # TF32 rounding would count as an error of the engine.
         with without_tf32() if self.compares else nullcontext():
             return self._solve(chain, direct)
@@ -99,7 +99,7 @@ class Attachment:
             figures[chain.path] = dict(chain.figures or {})
         if self.differences is None:
             return gradients
-        exact = chain.backpropagate(direct)
+        exact = self.engine.exact_gradients(chain, direct)
         self.differences.append(products(gradients.parameters, exact.parameters))
         return exact
 

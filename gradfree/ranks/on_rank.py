@@ -14,6 +14,7 @@ from gradfree.chains.site import Site
 from gradfree.depth.depth_chain import DepthChain
 from gradfree.engines.discovery import Chains
 from gradfree.engines.engine import Engine
+from gradfree.errors import EXACT_ON_RANKS
 from gradfree.ranks.messages import Messages
 from gradfree.ranks.rank_pass import RankPass
 from gradfree.torchside.private import after_backward
@@ -50,6 +51,10 @@ class OnRank(Engine):
     def problems_with(self, site: Site) -> Iterator[str]:
         """Yield the engine's problems with the chain."""
         return self.engine.problems_with(site)
+
+    def exact_gradients(self, chain: Chain, direct: Any) -> ChainGradients:
+        """Raise: a rank would lack the cotangents of the others."""
+        raise EXACT_ON_RANKS.error(path=self.name)
 
     def gradients(self, chain: Chain, direct: Any) -> ChainGradients:
         """Return the gradients of this rank's links."""

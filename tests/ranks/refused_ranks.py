@@ -2,6 +2,7 @@
 
 import os
 import sys
+from contextlib import nullcontext
 from datetime import timedelta
 
 import torch
@@ -160,20 +161,25 @@ PROGRAMS = {
     "LOSS_ELSEWHERE": Tapped,
     "NAN_FROM_ELSEWHERE": NotANumber,
     "NAN_FROM_ELSEWHERE, a frozen head that is registered first": Frozen,
+    "EXACT_ON_RANKS": Net,
+    "EXACT_ON_RANKS, a watch": Net,
 }
 
 
-def said(make):
+def said(name, make):
     torch.manual_seed(0)
     distributed.barrier()
     group = distributed.new_group(timeout=TIMEOUT)
     distributed.barrier()
     try:
         model = make()
-        gradfree.layer_parallel(model, "backprop", mesh=group, chains=["blocks"], costs=[1] * 4)
+        stage = gradfree.layer_parallel(model, "backprop", mesh=group, chains=["blocks"], costs=[1] * 4)
+        if name == "EXACT_ON_RANKS, a watch":
+            gradfree.GradientWatch().start(stage.handle)
         # An error in a backward pass stops the other rank in the next pass.
         for _ in range(2):
-            model(torch.randn(4, 6)).sum().backward()
+            with stage.handle.exactly() if name == "EXACT_ON_RANKS" else nullcontext():
+                model(torch.randn(4, 6)).sum().backward()
     except ChainError as error:
         return str(error)
     return ""
@@ -182,6 +188,6 @@ def said(make):
 if __name__ == "__main__":
     torch.set_default_dtype(torch.float64)
     distributed.init_process_group("gloo", timeout=timedelta(seconds=60))
-    found = {name: said(make) for name, make in PROGRAMS.items()}
+    found = {name: said(name, make) for name, make in PROGRAMS.items()}
     torch.save(found, os.path.join(sys.argv[1], f"{RANK}.pt"))
     leave()
