@@ -119,15 +119,11 @@ class ModelPart:
         Returns:
             The norm before scaling.
         """
-        clipped = self.model.parameters() if parameters is None else parameters
-        grads = [p.grad for p in clipped if p.grad is not None]
-        norms = [whole(torch.linalg.vector_norm(g, norm_type)).to(self.device) for g in grads]
-        norms = norms or [torch.zeros((), device=self.device)]
-        norm = torch.linalg.vector_norm(torch.stack(norms), norm_type)
-        total = torch.linalg.vector_norm(self.messages.all_gather_scalars(norm), norm_type)
-        scale = torch.clamp(max_norm / (total + 1e-6), max=1.0)
-        for grad in grads:
-            grad.mul_(scale.to(grad.device))
+        clipped = list(self.model.parameters() if parameters is None else parameters)
+        norm = nn.utils.get_total_norm([p.grad for p in clipped if p.grad is not None], norm_type)
+        norms = self.messages.all_gather_scalars(whole(norm).to(self.device))
+        total = torch.linalg.vector_norm(norms, norm_type)
+        nn.utils.clip_grads_with_norm_(clipped, max_norm, total)
         return total
 
     def _holds(self, key: str) -> bool:

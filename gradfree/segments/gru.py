@@ -17,14 +17,6 @@ from gradfree.time.forward import Recurrence, Trajectory
 from gradfree.time.gru_forward import Gates, is_batch_major
 
 
-def keeps_gates(recurrence: Recurrence) -> bool:
-    """Return whether ``recurrence`` is a GRU on a CPU whose gates may be kept."""
-    x = recurrence.x
-    gru = recurrence.mode == "GRU" and not recurrence.states_only
-    exact = x.dtype in (torch.float32, torch.float64) and not torch.is_autocast_enabled("cpu")
-    return gru and exact and x.device.type == "cpu"
-
-
 class GRUSegments:
     """A GRU in segments, and the remaining steps.
 

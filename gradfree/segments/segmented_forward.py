@@ -10,7 +10,7 @@ from torch import Tensor
 
 from gradfree.algebra.cotangents import Factor
 from gradfree.convergence.outcome import largest
-from gradfree.segments.gru import GRUSegments, keeps_gates
+from gradfree.segments.gru import GRUSegments
 from gradfree.segments.layout import join_segments, split_segments
 from gradfree.segments.multiple_shooting import SweepResult, solve_borders
 from gradfree.segments.rule import ChainPass, SegmentPlan, SegmentRule
@@ -36,7 +36,7 @@ def segmented_forward(rule: SegmentRule, recurrence: Recurrence) -> Trajectory |
     plan = rule.plan(this)
     if plan is None:
         return run_sequentially(recurrence)._replace(passes=[this])
-    segments = (GRUSegments if keeps_gates(recurrence) else _ForwardSegments)(recurrence, plan)
+    segments = (GRUSegments if recurrence.may_keep_gates else _ForwardSegments)(recurrence, plan)
     gate_products = segments.gate_products if rule.corrector and recurrence.mode is not None else None
     found, outcome = solve_borders(segments.run, segments.guess(), plan.stopping, gate_products)
     this.outcome, this.plan = outcome, plan

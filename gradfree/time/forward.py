@@ -54,6 +54,12 @@ class Recurrence:
         return "separate units" if self.cell is not None and runs_by_units(self.cell) else "any"
 
     @property
+    def may_keep_gates(self) -> bool:
+        """Whether it is a GRU in full precision on a CPU, whose gates may be kept for the backward pass."""
+        full = self.x.dtype in (torch.float32, torch.float64) and not torch.is_autocast_enabled("cpu")
+        return self.mode == "GRU" and not self.states_only and full and self.x.device.type == "cpu"
+
+    @property
     def is_dense(self) -> bool:
         """Whether sequences have equal lengths (not packed) and states are vectors of real numbers."""
         return self.packing is None and all(part.dim() == 3 and not part.is_complex() for part in self.first)
@@ -132,25 +138,19 @@ Returns ``None`` if it does not support the recurrence or is not worth it; that 
 is the same for both directions. Engines list theirs in :attr:`Engine.forwards`.
 """
 
-_KERNELS: dict[str | None, Any] = {
-    "RNN_TANH": torch.rnn_tanh,
-    "RNN_RELU": torch.rnn_relu,
-    "GRU": torch.gru,
-    "LSTM": torch.lstm,
-}
-
 
 def run_kernel(recurrence: Recurrence) -> Sequence[Tensor]:
     """Run a layer of a recurrent module in torch's own kernel; return the outputs and the final states."""
     x, weights, directions = recurrence.x, recurrence.weights, recurrence.directions
     assert recurrence.mode is not None
+    kernel: Any = getattr(torch, recurrence.mode.lower())  # torch.rnn_tanh, rnn_relu, gru or lstm.
     hx = recurrence.first if len(recurrence.first) > 1 else recurrence.first[0]
     options = (len(weights) > 2 * directions, 1, 0.0, False, directions > 1)
     found: Sequence[Tensor]
     if recurrence.packing is None:
-        found = _KERNELS[recurrence.mode](x, hx, weights, *options, False)
+        found = kernel(x, hx, weights, *options, False)
     else:
-        found = _KERNELS[recurrence.mode](x, recurrence.packing.batch_sizes, hx, weights, *options)
+        found = kernel(x, recurrence.packing.batch_sizes, hx, weights, *options)
     return found
 
 
@@ -184,8 +184,8 @@ def run_sequentially(recurrence: Recurrence) -> Trajectory:
 
 def _keeps_gates(recurrence: Recurrence) -> bool:
     """Return whether to keep the gates: a GRU in one direction that is wide enough."""
-    whole = recurrence.directions == 1 and recurrence.packing is None and not recurrence.states_only
-    return recurrence.mode == "GRU" and whole and kept_gates_pay(recurrence.x, recurrence.weights[1].shape[1])
+    whole = recurrence.directions == 1 and recurrence.packing is None
+    return whole and recurrence.may_keep_gates and kept_gates_pay(recurrence.x, recurrence.weights[1].shape[1])
 
 
 def _run_each_direction(recurrence: Recurrence, forward: Forward) -> Trajectory | None:
