@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -12,24 +13,25 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from gradfree.algebra.cotangents import Cotangent
+from gradfree.chains.chain import Chain, ChainGradients
 from gradfree.chains.kinds import known_kinds
 from gradfree.chains.site import Site
+from gradfree.depth.depth_chain import DepthChain
 from gradfree.depth.depth_pass import recorded_links
 from gradfree.depth.ports import port_of, replaced, tensors_in
 from gradfree.engines.discovery import Chains, validate
 from gradfree.engines.engine import Engine
-from gradfree.errors import BETWEEN, ChainError
+from gradfree.errors import BETWEEN, EXACT_ON_RANKS, ChainError
 from gradfree.ranks.crossings import Sent
 from gradfree.ranks.messages import OUTPUTS, Messages, group_of
 from gradfree.ranks.microbatches import cut, joined, skeleton_of
 from gradfree.ranks.model_part import ModelPart
-from gradfree.ranks.on_rank import OnRank
 from gradfree.ranks.placeholders import EarlyExit
 from gradfree.ranks.placement import Placement, place
 from gradfree.ranks.rank_pass import RankPass
 from gradfree.registry import resolve_engine
 from gradfree.torchside.guards import refuse_transforms
-from gradfree.torchside.private import checkpointed, recomputed
+from gradfree.torchside.private import after_backward, checkpointed, recomputed
 
 
 def layer_parallel(
@@ -110,10 +112,10 @@ class Stage(ModelPart):
         self._ports = [port_of(block) for block in blocks]
         super().__init__(model, placement, messages)
         self._microbatches, self._passes = microbatches, WeakTensorKeyDictionary()
-        name = f"{self.run[0]} to {self.run[-1]}, of rank {messages.position}"
-        on_rank = OnRank(engine=engine, name=name, messages=messages, passes=self._passes)
+        on_rank = OnRank(engine=engine, messages=messages, passes=self._passes)
         self.handle = on_rank.attach(model, [self.run], residual=residual)
-        self._splits = self.handle.chains[name].splits
+        (chain,) = self.handle.chains.values()
+        self._splits = chain.splits
         self._pass: RankPass | None = None
         self._number = 0
         for index, block in enumerate(blocks):
@@ -227,6 +229,44 @@ class Stage(ModelPart):
             raise BETWEEN.error(path=f"what comes after {self.run[-1]}")
         first: Tensor = links[0].out
         return first
+
+
+@dataclass(frozen=True, kw_only=True)
+class OnRank(Engine):
+    """Lets an engine solve a rank's chain together with the neighbouring ranks.
+
+    Args:
+        engine: the user's engine.
+        messages: connects the ranks.
+        passes: the passes that may have a backward pass, by the output of their first block.
+    """
+
+    engine: Engine
+    messages: Messages = field(repr=False)
+    passes: Mapping[Tensor, RankPass] = field(repr=False)
+
+    @property
+    def needs_residual(self) -> bool:
+        """Whether the engine asks for a chain's residual path."""
+        return self.engine.needs_residual
+
+    def problems_with(self, site: Site) -> Iterator[str]:
+        """Yield the engine's problems with the chain."""
+        return self.engine.problems_with(site)
+
+    def exact_gradients(self, chain: Chain, direct: Any) -> ChainGradients:
+        """Raise: a rank would lack the cotangents of the others."""
+        raise EXACT_ON_RANKS.error(path=chain.path)
+
+    def gradients(self, chain: Chain, direct: Any) -> ChainGradients:
+        """Return the gradients of this rank's links."""
+        assert isinstance(chain, DepthChain)
+        rank_pass = self.passes[chain.links[0].out]
+        chain.before = rank_pass.before
+        gradients = self.engine.gradients_on_ranks(chain, direct, rank_pass)
+        # Wait only after the backward pass: the other rank may first need another message from this one.
+        after_backward(self.messages.settle)
+        return gradients
 
 
 def _site(model: nn.Module, engine: Engine, chains: Chains | None, residual: float | None, count: int) -> Site:

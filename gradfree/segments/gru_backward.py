@@ -10,9 +10,9 @@ from torch import Tensor
 from gradfree.algebra.cotangents import Factor
 from gradfree.chains.chain import ChainGradients
 from gradfree.convergence.outcome import largest
+from gradfree.segments.layout import SegmentRows
 from gradfree.segments.multiple_shooting import SweepResult
 from gradfree.segments.rule import SegmentPlan
-from gradfree.segments.segment_rows import SegmentRows
 from gradfree.time.closed_chain import CellChain
 from gradfree.time.closed_forms import State, through_sigmoid, through_tanh
 from gradfree.time.gru_forward import Gates, is_batch_major

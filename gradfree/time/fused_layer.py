@@ -15,7 +15,7 @@ from gradfree.chains.solving import Attachment
 from gradfree.errors import NOT_FINITE_INSIDE
 from gradfree.time.closed_chain import CellChain
 from gradfree.time.closed_forms import State
-from gradfree.time.forward import Recurrence, Trajectory, run
+from gradfree.time.forward import Recurrence, run
 from gradfree.time.gru_forward import Gates, is_batch_major
 from gradfree.time.packing import Packing
 from gradfree.torchside.guards import check_finite, refuse_batched, refuse_second_derivatives, saved
@@ -35,20 +35,6 @@ class FusedLayer:
     mode: str
     directions: int
     packing: Packing | None = None
-
-    def run(self, x: Tensor, states: Sequence[Tensor], weights: Sequence[Tensor]) -> Trajectory:
-        """Run the layer by the engine's forward method, else step by step; ``states`` are (directions, B, H) each."""
-        recurrence = Recurrence(
-            x,
-            states,
-            weights,
-            self.mode,
-            directions=self.directions,
-            packing=self.packing,
-            memory=self.attachment.memory,
-            paths=self.paths,
-        )
-        return run(self.attachment.engine, recurrence)
 
     @property
     def name(self) -> str:
@@ -106,7 +92,17 @@ class LayerFunction(torch.autograd.Function):
         """Run the layer without a graph."""
         parts = 2 if layer.mode == "LSTM" else 1
         ctx.layer, ctx.inputs = layer, 1 + len(rest)
-        out, finals, kept, ctx.passes = layer.run(x, rest[:parts], rest[parts:])
+        recurrence = Recurrence(
+            x,
+            rest[:parts],
+            rest[parts:],
+            layer.mode,
+            directions=layer.directions,
+            packing=layer.packing,
+            memory=layer.attachment.memory,
+            paths=layer.paths,
+        )
+        out, finals, kept, ctx.passes = run(layer.attachment.engine, recurrence)
         # Detached aliases: assigning a parameter's ``data`` between the passes does not change them.
         ctx.save_for_backward(*(tensor.detach() for tensor in (x, *rest)), out, *kept)
         ctx.set_materialize_grads(False)

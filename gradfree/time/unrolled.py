@@ -100,9 +100,8 @@ class CellRecorder:
             )
         self.single_steps.count(len(x))
         refuse_transforms(self.where)
-        refuse(
-            (*state_problems(self.where, parts, x), *sharded(self.inside), *hooked(self.inside), *tapped(self.inside))
-        )
+        refuse(state_problems(self.where, parts, x))
+        refuse((*sharded(self.inside), *hooked(self.inside), *tapped(self.inside)))
         out, *finals = _UnrollFunction.apply(self, len(parts), x, *parts, *self.layer.cell.parameters())
         return [out, ends(out)] if ends is not None else [out, *finals]
 
