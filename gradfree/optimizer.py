@@ -82,10 +82,25 @@ class EngineOptimizer(Optimizer):
         raise TypeError("an EngineOptimizer cannot be copied; copy the model and its .optimizer, and wrap them again.")
 
     def __getattr__(self, name: str) -> Any:
-        """Return an attribute of the wrapped optimizer, such as its ``param_groups``, ``state`` and ``defaults``."""
+        """Return an attribute of the wrapped optimizer, also those that ``Optimizer.__init__`` sets."""
         if name == "optimizer":
             raise AttributeError(name)
         return getattr(self.optimizer, name)
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
+        """The wrapped optimizer's parameter groups."""
+        return self.optimizer.param_groups
+
+    @property
+    def state(self) -> Any:  # type: ignore[override]
+        """The wrapped optimizer's state by parameter."""
+        return self.optimizer.state
+
+    @property
+    def defaults(self) -> dict[str, Any]:  # type: ignore[override]
+        """The wrapped optimizer's defaults."""
+        return self.optimizer.defaults
 
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
         """Take one step of the wrapped optimizer.

@@ -92,6 +92,12 @@ def test_copies_are_refused():
             copying(wrapped(plain_model()))
 
 
+@pytest.mark.parametrize("name", ["state", "param_groups", "defaults"])
+def test_the_wrapped_optimizers_state_and_groups_cannot_be_set_on_the_wrapper(name):
+    with pytest.raises(AttributeError):
+        setattr(wrapped(plain_model()), name, {})
+
+
 @pytest.mark.parametrize(
     ("call", "message"),
     [
