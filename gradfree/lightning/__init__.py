@@ -54,7 +54,8 @@ def __getattr__(name: str) -> Any:
 
 
 register_engines()
-LayerParallelStrategy.register_strategies(StrategyRegistry)
+if "layer_parallel" not in StrategyRegistry:
+    StrategyRegistry.register("layer_parallel", LayerParallelStrategy, "gradfree's highway_bp, blocks on each device")
 
 __all__ = [
     "EngineDDPStrategy",

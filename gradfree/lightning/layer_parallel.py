@@ -96,11 +96,6 @@ class LayerParallelStrategy(DDPStrategy):
             self._mesh = init_device_mesh(self.root_device.type, shape, mesh_dim_names=("data", "blocks"))
         self._ddp_kwargs["process_group"] = self._data
 
-    def connect(self, model: LightningModule) -> None:
-        """Connect the module as usual; it has no stage yet."""
-        super().connect(model)
-        self.stage = None
-
     def setup(self, trainer: Any) -> None:
         """Reduce the model to this device's part, and set up as usual."""
         if self._layer_sync is not None:
@@ -187,12 +182,6 @@ class LayerParallelStrategy(DDPStrategy):
         assert self.stage is not None
         for optimizer, state in zip(self.optimizers, checkpoint["optimizer_states"], strict=True):
             self.stage.load_optimizer_state_dict(optimizer, state)
-
-    @classmethod
-    def register_strategies(cls, strategy_registry: Any) -> None:
-        """Register the strategy as "layer_parallel"."""
-        if "layer_parallel" not in strategy_registry:
-            strategy_registry.register("layer_parallel", cls, "gradfree's highway_bp, with some blocks on each device")
 
     def teardown(self) -> None:
         """Clean up as usual."""
