@@ -13,7 +13,7 @@ from transformers.trainer_callback import ExportableState
 from gradfree.chains.handle import Handle
 from gradfree.engines.discovery import Chains
 from gradfree.engines.engine import Engine
-from gradfree.registry import engine_class, list_engines, resolve_engine
+from gradfree.registry import resolve_engine
 
 
 class EngineCallback(TrainerCallback, ExportableState):
@@ -71,7 +71,7 @@ class EngineCallback(TrainerCallback, ExportableState):
 
     def state(self) -> dict[str, Any]:
         """Return the callback's arguments and the engine's state, as lists, for a checkpoint."""
-        name = next((n for n in list_engines() if engine_class(n) is type(self.engine)), type(self.engine).__name__)
+        name = f"{type(self.engine).__module__}:{type(self.engine).__qualname__}"
         options = {f.name: getattr(self.engine, f.name) for f in fields(self.engine)}
         where = {"chains": self.chains, "residual": self.residual}
         kept = {
