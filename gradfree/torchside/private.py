@@ -84,9 +84,10 @@ _call_of_backward = _needed(
     "torch.autograd.graph._engine_run_backward", "finds the inputs of a call of torch.autograd.grad", attribute=True
 )
 
-_queue = _needed(
+after_backward: Callable[[Callable[[], None]], None] = _needed(
     "torch.autograd.Variable._execution_engine.queue_callback", "restores hooks when a backward pass has ended"
 )
+"""Call a function when the running backward pass ends."""
 
 
 def keeps_graph() -> bool:
@@ -114,11 +115,6 @@ def _frame_of(code: Any, frame: FrameType | None) -> FrameType | None:
     while frame is not None and frame.f_code is not code:
         frame = frame.f_back
     return frame
-
-
-def after_backward(callback: Callable[[], None]) -> None:
-    """Call ``callback`` when the running backward pass ends."""
-    _queue(callback)
 
 
 # The graph, and hooks and versions of tensors.

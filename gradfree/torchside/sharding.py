@@ -55,8 +55,6 @@ def sharded(inside: Mapping[str, nn.Module]) -> Iterator[str]:
     if fsdp is None:
         return
     kinds = (fsdp.FSDPModule, fsdp.FullyShardedDataParallel)
-    if not any(issubclass(kind, kinds) for kind in set(map(type, inside.values()))):
-        return
     for path, module in inside.items():
         if isinstance(module, kinds):
             yield SHARDED.message(path=path)

@@ -45,14 +45,8 @@ def dry_run(attach: Callable[[], Handle], model: nn.Module, batch: Batch, notes:
             except ChainError as error:
                 problems.append(str(error))
         chains = handle.chains
-        notes = [
-            *notes,
-            *(
-                message
-                for site in chains.values()
-                if not problems and (message := bypass_message(site, lambda p: id(p) in reached))
-            ),
-        ]
+        bypassed = (bypass_message(site, lambda p: id(p) in reached) for site in chains.values())
+        notes = [*notes, *(message for message in bypassed if message)]
     findings = {path: surveys.get(path, [])[::-1] for path in chains}
     if not model.training:
         notes.append("the dry run was in evaluation mode, like the model: call train() before training.")
