@@ -45,7 +45,8 @@ class SwitchingHandle(Handle):
         self.chosen = None if len(candidates) > 1 else self.candidates[0]
         self.times: dict[str, float] = {}
         self._ends: list[Any] = []
-        self._use(self.candidates[0])
+        self._current: str | None = None
+        self._switch(self.candidates[0])
         self._steps: StepCounter | None = StepCounter(blocks, _step_callback(weakref.ref(self)), first_only=True)
 
     @property
@@ -111,12 +112,10 @@ class SwitchingHandle(Handle):
         self.chosen, self.times = name, dict(times)
 
     def _switch(self, name: str) -> None:
-        if name != self._current:
-            super().detach()
-            self._use(name)
-
-    def _use(self, name: str) -> None:
-        """Attach a candidate, and become its handle."""
+        """Attach a candidate in place of the current one, and become its handle."""
+        if name == self._current:
+            return
+        super().detach()
         self._current = name
         vars(self).update(vars(self._attach[name]()))
         for attachment in self.attachments.values():

@@ -74,16 +74,11 @@ class Pass:
 
     def report(self, chain: Chain) -> None:
         """Report the figures of the pass to :func:`gradfree.engine_figures`."""
-        if self.outcome is None:
-            return
-        prefix = "" if self.what == "backward" else f"{self.what} "
-        figures = {
-            "sweeps": self.outcome.sweeps,
-            "mismatch": self.outcome.mismatches[-1],
-            "sequential": not self.outcome.settled,
-        }
-        for name, figure in figures.items():
-            chain.offer(prefix + name, lambda figure=figure: torch.tensor(float(figure)))  # type: ignore[misc]
+        outcome, prefix = self.outcome, "" if self.what == "backward" else f"{self.what} "
+        if outcome is not None:
+            chain.offer(f"{prefix}sweeps", lambda: torch.tensor(float(outcome.sweeps)))
+            chain.offer(f"{prefix}mismatch", lambda: torch.tensor(outcome.mismatches[-1]))
+            chain.offer(f"{prefix}sequential", lambda: torch.tensor(float(not outcome.settled)))
 
     @property
     def _pause_key(self) -> str:

@@ -85,14 +85,8 @@ class SweepEngine(Engine):
             delta = delta if self.rate == 1.0 else damped(before, delta, self.rate)
             change = None if tolerance is None else relative_change(before, delta)
             sweeps += 1
-
-        def residual() -> torch.Tensor:
-            if change is not None:
-                return change
-            return relative_change(delta, system.sweep(delta))
-
         chain.offer("sweeps", lambda: torch.tensor(float(sweeps)))
-        chain.offer("residual", residual)
+        chain.offer("residual", lambda: relative_change(delta, system.sweep(delta)) if change is None else change)
         return system.gradients(delta)
 
 
