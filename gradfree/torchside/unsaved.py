@@ -36,8 +36,6 @@ class Unsaved:
     def _reduce(self, protocol: Any) -> Any:
         kind: Any = type(self._owner)
         reduced = kind.__reduce_ex__(self._owner, protocol)
-        if isinstance(reduced, str):
-            return reduced
         make, arguments, state, values, items = (*reduced, None, None, None)[:5]
         if isinstance(state, dict):
             hidden = {_REDUCE, _DEEPCOPY} | self._keys
