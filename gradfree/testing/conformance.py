@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
 from gradfree.engines.engine import Engine
 from gradfree.testing.cases.cases import CASES, ModelCase, Specimen
 from gradfree.testing.features.feature import FEATURES, Feature
-from gradfree.testing.features.promises import check_is_a_value
+from gradfree.testing.features.promises import require
 
 BASIC = FEATURES["forward and backward pass"]
 
@@ -52,7 +55,13 @@ class EngineConformance:
 
     def test_engines_are_values(self, engine: Engine) -> None:
         """Engines with equal options are equal; engines can be pickled, print their options and are immutable."""
-        check_is_a_value(engine)
+        same: Any = pickle.loads(pickle.dumps(engine))
+        require(same == engine == copy.deepcopy(engine), "a copy is not equal to the engine")
+        require(hash(same) == hash(engine), "equal engines have different hashes")
+        require(repr(engine).startswith(type(engine).__name__ + "("), f"repr() does not name the class: {engine!r}")
+        with suppress(AttributeError):
+            engine.no_such_option = 1  # type: ignore[attr-defined]
+        require(not hasattr(engine, "no_such_option"), "the engine can be changed: make it a frozen dataclass")
 
     def test_some_chain_is_taken(self, engine: Engine) -> None:
         """An engine that refuses every chain fails."""

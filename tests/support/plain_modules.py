@@ -3,37 +3,33 @@
 import lightning.pytorch as pl
 import torch
 from torch import nn
-from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, TensorDataset
 
 KINDS = ("layers", "blocks", "time")
 
 
 class Block(nn.Module):
-    """x + g(x); with ``saves_memory``, g is checkpointed."""
+    """x + g(x)."""
 
-    def __init__(self, width, saves_memory=False):
+    def __init__(self, width):
         super().__init__()
         self.branch = nn.Sequential(nn.Linear(width, width), nn.Tanh())
-        self.saves_memory = saves_memory
 
     def forward(self, x):
-        if self.saves_memory and torch.is_grad_enabled():
-            return x + checkpoint(self.branch, x, use_reentrant=False)
         return x + self.branch(x)
 
 
 class Net(nn.Module):
     """A net of plain layers, residual blocks or a GRU: every engine accepts at least one kind."""
 
-    def __init__(self, kind, saves_memory=False):
+    def __init__(self, kind):
         super().__init__()
         self.kind = kind
         self.stem = nn.Linear(6, 8)
         if kind == "layers":
             self.middle = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8))
         elif kind == "blocks":
-            self.middle = nn.Sequential(*[Block(8, saves_memory) for _ in range(4)])
+            self.middle = nn.Sequential(*[Block(8) for _ in range(4)])
         else:
             self.middle = nn.GRU(1, 8, batch_first=True)
         self.head = nn.Linear(8, 3)
@@ -47,10 +43,10 @@ class Net(nn.Module):
 class PlainModule(pl.LightningModule):
     """A usual LightningModule."""
 
-    def __init__(self, kind, lr=0.1, batch_size=8, saves_memory=False):
+    def __init__(self, kind, lr=0.1, batch_size=8):
         super().__init__()
         self.save_hyperparameters()
-        self.net = Net(kind, saves_memory)
+        self.net = Net(kind)
 
     def loss(self, batch):
         return nn.functional.cross_entropy(self.net(batch[0]), batch[1])

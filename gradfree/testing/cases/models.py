@@ -56,16 +56,14 @@ class NormAndDropout(nn.Module):
 
 
 class Plain(nn.Module):
-    """x + g(x), the simplest residual block; extra arguments scale and switch off the branch."""
+    """x + g(x), the simplest residual block; an extra argument scales the branch."""
 
     def __init__(self, width: int = 6, bias: bool = True):
         super().__init__()
         self.linear = nn.Linear(width, width, bias=bias)
 
-    def forward(self, x: Tensor, scale: Tensor | None = None, *, identity: bool = False) -> Tensor:
+    def forward(self, x: Tensor, scale: Tensor | None = None) -> Tensor:
         """Return the next state."""
-        if identity:
-            return x
         branch = torch.tanh(self.linear(x))
         return x + (branch if scale is None else scale * branch)
 
@@ -133,8 +131,8 @@ class LayeredModel(nn.Module):
         self.blocks = nn.Sequential(*layers)
         self.heads = nn.ParameterList([torch.randn(outputs or width)])
 
-    def forward(self, x: Tensor, taps: tuple[int, ...] = (-1,)) -> Tensor:
-        """Return the head behind the last layer, the only tap, (N,)."""
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the head behind the last layer, (N,)."""
         return (self.blocks(self.stem(x)) * self.heads[0]).flatten(1).sum(1)
 
 

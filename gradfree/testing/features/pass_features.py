@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from gradfree.engines.engine import Engine
 from gradfree.testing.cases.cases import LAYERS, RESIDUAL, ModelCase, Specimen, attached
@@ -66,7 +66,8 @@ def grad_scaler(engine: Engine, case: ModelCase) -> None:
             scaler.update()
             if scaler.get_scale() == scale:
                 break
-            require(_same_state(specimen.model, weights), "a step that overflowed was not skipped")
+            unchanged = all(torch.equal(value, weights[name]) for name, value in specimen.model.state_dict().items())
+            require(unchanged, "a step that overflowed was not skipped")
         require(scale < 2.0**40, "the scale of 2⁴⁰ did not overflow")
     assert_equal_gradients(actual, expected, tolerance=0.05)
 
@@ -191,7 +192,3 @@ def total_of(*parts: Gradients) -> dict[str, Tensor | None]:
 
 def _double(gradients: Gradients) -> dict[str, Tensor | None]:
     return {name: None if g is None else g.double() for name, g in gradients.items()}
-
-
-def _same_state(model: nn.Module, state: dict[str, Tensor]) -> bool:
-    return all(torch.equal(value, state[name]) for name, value in model.state_dict().items())

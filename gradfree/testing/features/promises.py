@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-import pickle
 from contextlib import nullcontext
 from typing import Any
 
@@ -118,24 +116,6 @@ def two_models(engine: Engine, case: ModelCase) -> None:
                 parameter.mul_(1.5)
         other.gradients()
         assert_equal_gradients(one.gradients(), expected, within(engine, 0.0))
-
-
-def check_is_a_value(engine: Engine) -> None:
-    """Check that equal options make equal engines, which pickle, print their options and cannot be changed.
-
-    Raises:
-        AssertionError: one of these does not hold.
-    """
-    same: Any = pickle.loads(pickle.dumps(engine))
-    require(same == engine == copy.deepcopy(engine), "a copy is not equal to the engine")
-    require(hash(same) == hash(engine), "equal engines have different hashes")
-    require(repr(engine).startswith(type(engine).__name__ + "("), f"repr() does not name the class: {engine!r}")
-    try:
-        engine.no_such_option = 1  # type: ignore[attr-defined]
-    except AttributeError:
-        pass
-    else:
-        raise AssertionError("the engine can be changed: make it a frozen dataclass")
 
 
 def within(engine: Engine, tolerance: float) -> float:
