@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
@@ -34,9 +33,9 @@ def report(suite: str | None, out: Path | None) -> None:
 def write_report(comparisons: Suite, file: RecordFile, request: RunRequest) -> bool:
     """Write the report's files, and print its tables; return whether the file has results of ``comparisons``."""
     console, folder = Console(), file.path.parent
-    made = SuiteReport.of(f"gradfree bench: {folder.resolve().name}", comparisons, file.read())
-    report = replace(made, command=request.command)
-    if not report.sections:
+    title = f"gradfree bench: {folder.resolve().name}"
+    report = SuiteReport.of(title, comparisons, file.read(), request.command)
+    if not report.records:
         return False
     # The files come first: a pipe to `head` would close the output before they are written.
     files = publish(report, folder)

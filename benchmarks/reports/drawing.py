@@ -53,9 +53,9 @@ def spec(chart: Chart, styles: Styles) -> dict[str, Any]:
 
 def _layers(chart: Chart, styles: Styles, shown: alt.Parameter) -> Iterator[alt.Chart]:
     """Yield the chart's layers, from back to front."""
-    points = _within(_within(chart.points, "x", chart.x), "y", chart.y)
+    at = _within(_within(chart.points, "x", chart.x), "y", chart.y)
     x, y = _channel(alt.X, "x", chart.x), _channel(alt.Y, "y", chart.y)
-    labels = points["label"].unique(maintain_order=True).to_list()
+    labels = at["label"].unique(maintain_order=True).to_list()
     colors, shapes = zip(*(styles[label] for label in labels), strict=True) if labels else ((), ())
     legend: dict[str, Any] = {"sort": None} | ({} if len(labels) > 1 else {"legend": None})
     color = alt.Color("label:N", scale=alt.Scale(domain=labels, range=colors), **legend)
@@ -70,7 +70,6 @@ def _layers(chart: Chart, styles: Styles, shown: alt.Parameter) -> Iterator[alt.
         across, channel = ("x", x) if chart.y.kind == "names" else ("y", y)
         rule = alt.Chart(pl.DataFrame({across: [value], "what": [what]})).mark_rule(color=_GREY, strokeDash=[2, 3])
         yield rule.encode(**{across: channel}, tooltip="what:N")
-    at = points.drop_nulls("x")
     if chart.lines:
         yield of(at).mark_line().encode(x=x, y=y, color=color, detail="line:N" if "line" in at.columns else "label:N")
     for name, others in (("x", {"y": y}), ("y", {"x": x})):
@@ -103,9 +102,6 @@ def _channel(channel: Any, name: str, axis: Axis) -> Any:
         return channel(f"{name}:N", title=axis.title, sort=None)
     kind: Any = "log" if axis.kind == "log" else "linear"
     scale = alt.Scale(type=kind, nice=False, zero=False, padding=14)
-    formats = {"whole": "d", "log": "~g"}
     # No format for linear axes: it would show 95 as 1e+2.
-    drawn = alt.Axis(format=formats[axis.kind]) if axis.kind in formats else alt.Axis()
-    if axis.kind == "whole":
-        drawn.tickMinStep = 1
+    drawn = alt.Axis(format="~g") if axis.kind == "log" else alt.Axis()
     return channel(f"{name}:Q", title=axis.title, scale=scale, axis=drawn)

@@ -24,21 +24,13 @@ def page(report: SuiteReport) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    known = styles(report.charts)
+    known = styles(chart for section in report.sections for chart in section.drawn)
     charts = [[spec(chart, known) for chart in section.drawn] for section in report.sections]
     # Vega, Vega-Lite and Vega-Embed in one script.
     libraries = vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;") if any(charts) else ""
-    answers = [(section, report.sections.index(section)) for section in report.answers]
     return environment.get_template(_TEMPLATE.name).render(
-        report=report, charts=charts, answers=answers, kind=_kind, libraries=Markup(libraries)
+        report=report, charts=charts, is_prose=is_prose, libraries=Markup(libraries)
     )
-
-
-def _kind(text: str, is_label: bool) -> str:
-    """Return the style class of a table's cell."""
-    if is_label:
-        return "label"
-    return "words" if is_prose(text) else "figure"
 
 
 def publish(report: SuiteReport, folder: Path) -> list[Path]:

@@ -15,10 +15,8 @@ from rich.table import Table
 from rich.text import Text
 
 from gradfree.benchmarks.records.records import Record, error_of
-from gradfree.benchmarks.tables.chart import Chart
-from gradfree.benchmarks.tables.column import column
 from gradfree.benchmarks.tables.experiment import Suite, findings, records_of
-from gradfree.benchmarks.tables.facts import SCHEMA, fact, table
+from gradfree.benchmarks.tables.facts import SCHEMA, table
 from gradfree.benchmarks.tables.section import Section
 from gradfree.wording import count
 
@@ -49,10 +47,11 @@ class SuiteReport:
     code: str = ""
 
     @classmethod
-    def of(cls, title: str, suite: Suite, records: Mapping[str, Record]) -> SuiteReport:
+    def of(cls, title: str, suite: Suite, records: Mapping[str, Record], command: str = "") -> SuiteReport:
         """Return the report on ``suite``, given all ``records`` by case id."""
-        own = records_of(suite, records)
-        return cls(title, sections(suite, {record["case"]: record for record in own}), own)
+        own = {record["case"]: record for record in records_of(suite, records)}
+        sections = [experiment.section(facts) for experiment, facts in findings(suite, own)]
+        return cls(title, sections, list(own.values()), command)
 
     @property
     def answers(self) -> list[Section]:
@@ -60,14 +59,10 @@ class SuiteReport:
         return [section for section in self.sections if section.answer]
 
     @property
-    def charts(self) -> list[Chart]:
-        """All charts that are drawn."""
-        return [chart for section in self.sections for chart in section.drawn]
-
-    @property
     def facts(self) -> pl.DataFrame:
         """All numbers, each with the title of its section."""
-        return pl.concat([s.facts.select(pl.lit(s.title).alias("section"), *SCHEMA) for s in self.sections])
+        titled = [s.facts.select(pl.lit(s.title).alias("section"), *SCHEMA) for s in self.sections]
+        return pl.concat([table([]).select(pl.lit("").alias("section"), *SCHEMA), *titled])
 
     def print(self, console: Console) -> None:
         """Print the answers, then tables and sentences."""
@@ -89,23 +84,33 @@ class SuiteReport:
         lines += ["" for _ in lines[:1]]
         lines += [f"```python\n{self.code}\n```\n"] if self.code else []
         lines += [line for section in self.sections for line in _markdown_section(section)]
-        lines += [f"**{warning}**\n" for warning in self.warnings]
+        lines += [f"**{_escaped(warning)}**\n" for warning in self.warnings]
         return "\n".join([*lines, "Measured:\n", *(f"- {line}" for line in self.made), ""])
 
     @property
     def made(self) -> Iterator[str]:
         """One line for each environment, with its number of records and their dates, and one with the command."""
-        environments = Counter(tuple(_environment(record).items()) for record in self.records)
-        for environment, number in environments.items():
-            days = [r["timestamp"][:10] for r in self.records if tuple(_environment(r).items()) == environment]
-            when = " to ".join(dict.fromkeys([min(days), max(days)]))
-            yield f"{count(number, 'record')}, {when}: {', '.join(f'{name} {value}' for name, value in environment)}"
+        days: dict[str, list[str]] = {}
+        for record in self.records:
+            environment = ", ".join(f"{name} {value}" for name, value in _environment(record).items())
+            days.setdefault(environment, []).append(record["timestamp"][:10])
+        for environment, found in days.items():
+            when = " to ".join(dict.fromkeys([min(found), max(found)]))
+            yield f"{count(len(found), 'record')}, {when}: {environment}"
         if self.command:
             yield f"by: {self.command}"
 
     @property
     def warnings(self) -> Iterator[str]:
-        """A warning for each difference between the environments, but for the device, of which each section has one."""
+        """A warning for each failed case, and for each difference between environments that is not the device.
+
+        Each section has one device, so nothing is mixed.
+        """
+        for record in self.records:
+            if error := error_of(record):
+                # Without the digest of the id.
+                name = record["case"].rpartition("/")[0]
+                yield f"{name} failed and counts as missing: {error}."
         environments = [_environment(record) for record in self.records]
         for name in dict.fromkeys(name for environment in environments for name in environment):
             values = Counter(environment.get(name, "unknown") for environment in environments)
@@ -121,35 +126,6 @@ def _environment(record: Record) -> dict[str, str]:
     if commit is not None:
         environment["commit"] = commit[:7] + (" with uncommitted changes" if dirty else "")
     return {name: str(value) for name, value in environment.items()}
-
-
-def sections(suite: Suite, records: Mapping[str, Record]) -> list[Section]:
-    """Return a section for each device and experiment that has results in the suite's ``records``.
-
-    If cases failed, the last section lists them.
-    """
-    found = list(findings(suite, records))
-    failed = [record for record in records.values() if error_of(record)]
-    return [
-        *(experiment.section(facts) for experiment, facts in found),
-        *([_failure_section(failed)] if failed else []),
-    ]
-
-
-def _failure_section(failed: Sequence[Record]) -> Section:
-    """Return the section that lists failed cases and their errors."""
-    # Without the digest of the id.
-    errors = [
-        fact("error", "", row=r["case"].rpartition("/")[0], device=r["config"]["device"], note=error_of(r))
-        for r in failed
-    ]
-    return Section(
-        title="failed cases",
-        facts=table(errors),
-        columns=[column("error", "error")],
-        legend="They count as missing everywhere else: no mean and no interval includes them.",
-        names={"case": "row"},
-    )
 
 
 def print_section(section: Section, console: Console) -> None:
@@ -176,11 +152,11 @@ def _table(section: Section) -> Table:
     """Return the table for the terminal; headings and text wrap, figures do not."""
     drawn, rows = Table(box=SIMPLE_HEAD, padding=0), texts(section)
     for n, heading in enumerate(section.head):
-        cells = [row[n] for row in rows]
-        wraps = n < section.labels or any(map(is_prose, cells))
+        cells, names_a_row = [row[n] for row in rows], n < len(section.names)
+        wraps = names_a_row or any(map(is_prose, cells))
         width = max(map(len, [*heading.split(), *cells]))
         fitted: dict[str, Any] = {"max_width": width} if wraps else {"justify": "right", "width": width}
-        if n < section.labels:  # Names break between words only.
+        if names_a_row:  # Names break between words only.
             fitted["min_width"] = max(len(word) for cell in (heading, *cells) for word in cell.split())
         drawn.add_column(Text(heading), overflow="fold", **fitted)
     for row in rows:
@@ -197,7 +173,7 @@ def _markdown_section(section: Section) -> Iterator[str]:
     yield f"### {_escaped(section.title)}"
     yield ""
     yield _markdown_row(section.head)
-    yield "|" + "---|" * section.labels + "---:|" * (len(section.head) - section.labels)
+    yield "|" + "---|" * len(section.names) + "---:|" * len(section.columns)
     yield from map(_markdown_row, texts(section))
     yield ""
     if section.setup:

@@ -10,7 +10,6 @@ from gradfree.benchmarks.tables.facts import select
 from gradfree.benchmarks.tables.frames import pl
 from gradfree.benchmarks.tasks.task import Score
 
-_SWAPPED = {"x": "y", "y": "x", "x_low": "y_low", "y_low": "x_low", "x_high": "y_high", "y_high": "x_high"}
 _POINT = ("task", "setting", "row")
 """The columns that identify a point."""
 _FAR = 10.0
@@ -23,7 +22,7 @@ class Axis:
 
     Attributes:
         title: with the unit in brackets.
-        kind: "linear", "log", "whole" or "names".
+        kind: "linear", "log" or "names".
         bounds: limits of the values: 0 and 100 for a percentage.
     """
 
@@ -50,8 +49,8 @@ class Chart:
 
     Attributes:
         title: unique within a report.
-        points: as :func:`points` returns them: ``label``, ``x``, ``y`` and intervals. Points without ``x`` are
-            not drawn. With a column ``line``, only points of the same label and ``line`` are joined.
+        points: as :func:`points` returns them: ``label``, ``x``, ``y`` and intervals. With a column ``line``, only
+            points of the same label and ``line`` are joined.
         x: the horizontal axis.
         y: the vertical axis.
         lines: whether points of one label are joined.
@@ -68,46 +67,42 @@ class Chart:
     ringed: str = ""
 
 
-def no_intervals() -> dict[str, pl.Expr]:
-    """Return null interval columns, for points without intervals."""
-    return {f"{axis}_{end}": pl.lit(None, pl.Float64) for axis in "xy" for end in ("low", "high")}
-
-
-def points(facts: pl.DataFrame, x: str | Figure, y: Figure, label: str = "series") -> pl.DataFrame:
+def points(facts: pl.DataFrame, x: str | Figure, y: str | Figure, label: str = "series") -> pl.DataFrame:
     """Return the points of a chart, in the order of the facts.
 
     Args:
         facts: the table of facts.
         x: a column of the facts, or a metric; points without a value of it are left out.
-        y: a metric; points without a value of it are left out.
+        y: the same for the other axis.
         label: the column that names a point's line.
     """
     ours = select(facts)
     found = ours.unique(_POINT, keep="first", maintain_order=True).select(*_POINT, "series", "k", "at")
-    found = _joined(found, ours, y, "y").filter(pl.col("y").is_not_nan())
-    if isinstance(x, Figure):
-        found = _joined(found, ours, x, "x")
-    else:
-        found = found.with_columns(x=pl.col(x), x_low=(ends := no_intervals())["x_low"], x_high=ends["x_high"])
+    for name, shown in (("x", x), ("y", y)):
+        if isinstance(shown, Figure):
+            found = _joined(found, ours, shown, name)
+        else:
+            found = found.with_columns(pl.col(shown).alias(name), **_no_interval(name))
     return found.with_columns(label=pl.col(label))
-
-
-def bars(facts: pl.DataFrame, x: Figure, y: str, label: str = "row") -> pl.DataFrame:
-    """Return the points of a chart whose vertical axis lists the names in the column ``y``."""
-    return points(facts, y, x, label).rename(_SWAPPED)
 
 
 def runs(facts: pl.DataFrame, metric: str) -> pl.DataFrame:
     """Return the points of single runs over ``at``: one label a row, one line a seed."""
     found = facts.filter(pl.col("seed").is_not_null(), pl.col("metric") == metric, pl.col("value").is_finite())
     line = pl.concat_str("row", pl.lit(", seed "), "seed")
-    return found.select("task", "setting", "row", line=line, label="row", x="at", y="value", **no_intervals())
+    ends = {**_no_interval("x"), **_no_interval("y")}
+    return found.select("task", "setting", "row", line=line, label="row", x="at", y="value", **ends)
+
+
+def _no_interval(axis: str) -> dict[str, pl.Expr]:
+    """Return the null columns of an axis on which points have no intervals."""
+    return {f"{axis}_{end}": pl.lit(None, pl.Float64) for end in ("low", "high")}
 
 
 def _joined(found: pl.DataFrame, facts: pl.DataFrame, figure: Figure, name: str) -> pl.DataFrame:
-    """Join a metric's value and interval to the points, as ``name``, ``name_low`` and ``name_high``."""
+    """Join a metric's values, where known, and intervals to the points, as ``name``, ``name_low``, ``name_high``."""
     where = {"metric": figure.metric} | ({} if figure.unit is None else {"unit": figure.unit})
     columns = {name: "value", f"{name}_low": "low", f"{name}_high": "high"}
-    known = select(facts, **where).drop_nulls("value")
+    known = select(facts, **where).drop_nulls("value").drop_nans("value")
     values = known.select(*_POINT, **{new: pl.col(old) * figure.factor for new, old in columns.items()})
-    return found.join(values, on=_POINT, nulls_equal=True, maintain_order="left")
+    return found.join(values, on=_POINT, how="inner", nulls_equal=True, maintain_order="left")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import isfinite, isnan, nan, sqrt
 from statistics import fmean, stdev
@@ -155,7 +155,7 @@ def estimate_of(row: Mapping[str, Any]) -> Estimate:
 def estimates(facts: pl.DataFrame, by: str = "row", **where: Any) -> dict[Any, Estimate]:
     """Return the known estimates of the facts with these values, by row or by another column."""
     known = select(facts, **where).filter(pl.col("value").is_not_null())
-    return {row[by]: estimate_of(row) for row in _rows(known)}
+    return {row[by]: estimate_of(row) for row in known.iter_rows(named=True)}
 
 
 def run_fact(metric: str, unit: str, value: float, seed: int, **context: Any) -> Fact:
@@ -171,7 +171,7 @@ def with_means(single: pl.DataFrame, metric: str, references: Mapping[str, str])
 def means(found: pl.DataFrame) -> pl.DataFrame:
     """Return the means of single runs' facts over seeds, with intervals."""
     groups = found.filter(pl.col("seed").is_not_null()).group_by(*_WHERE, *_WHO, *_WHAT, maintain_order=True)
-    return table(_summarized(row, Estimate.of) for row in _rows(groups.agg("value")))
+    return table(_summarized(row, Estimate.of) for row in groups.agg("value").iter_rows(named=True))
 
 
 def differences(found: pl.DataFrame, metric: str, references: Mapping[str, str]) -> pl.DataFrame:
@@ -189,7 +189,7 @@ def differences(found: pl.DataFrame, metric: str, references: Mapping[str, str])
     )
     return table(
         _summarized(row | {"metric": difference_to(row.pop("reference"), metric)}, Estimate.of_differences)
-        for row in _rows(groups.agg(pl.col("value") - pl.col("value_right")))
+        for row in groups.agg(pl.col("value") - pl.col("value_right")).iter_rows(named=True)
     )
 
 
@@ -202,10 +202,6 @@ def _summarized(group: dict[str, Any], estimated: Callable[[Sequence[float]], Es
     """Return the fact that summarizes the values of a group of runs."""
     values = group.pop("value")
     return fact(estimate=estimated(values), **group)
-
-
-def _rows(frame: pl.DataFrame) -> Iterator[dict[str, Any]]:
-    return frame.iter_rows(named=True)
 
 
 def _known(value: float) -> float | None:

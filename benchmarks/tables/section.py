@@ -45,11 +45,6 @@ class Section:
     charts: Sequence[Chart] = ()
     answer: str = ""
 
-    @property
-    def labels(self) -> int:
-        """Number of the first columns, which name a row."""
-        return len(self.names)
-
     @cached_property
     def head(self) -> list[str]:
         """The table's headings."""
@@ -77,7 +72,7 @@ class Section:
     def sentences(self) -> list[str]:
         """The verdicts on the rows, then the remarks."""
         lines = [
-            f"{', '.join(cell.text for cell in row[: self.labels])}: {words}."
+            f"{', '.join(cell.text for cell in row[: len(self.names)])}: {words}."
             for row, words in zip(self.rows, self.verdicts, strict=False)
         ]
         return [*lines, *self.remarks]

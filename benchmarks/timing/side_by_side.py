@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils.benchmark import Timer
 
 from gradfree.benchmarks.records.case import Row
-from gradfree.benchmarks.tables.facts import Estimate, Fact, fact, select
+from gradfree.benchmarks.tables.facts import Estimate, Fact, fact
 from gradfree.benchmarks.tables.frames import pl
 from gradfree.benchmarks.tasks.task import Task
 from gradfree.benchmarks.timing.allocations import peak_memory
@@ -27,7 +27,6 @@ STEP, MEMORY, PROCESS, PASSES = "step time", "peak memory", "process peak", "tim
 MIB = 2**20
 RATIO = "×"
 """Placeholder unit of a declared column: replaced by :func:`times` of the baseline."""
-ERROR = "error"
 
 
 @dataclass(frozen=True)
@@ -106,13 +105,6 @@ def statistics(times: Sequence[float], baseline: Sequence[float]) -> dict[str, A
         "ratio": median(ratios),
         "ratio_quartiles": quantiles(ratios)[::2],
     }
-
-
-def failures(facts: pl.DataFrame) -> Iterator[str]:
-    """Yield a sentence on each step that failed."""
-    for row in select(facts, metric=ERROR).iter_rows(named=True):
-        what = ", ".join(row[name] for name in ("setting", "row") if row[name])
-        yield f"{what} did not run: {row['note']}."
 
 
 def cost_facts(

@@ -18,10 +18,10 @@ import torch
 from torch.utils.benchmark import set_torch_threads
 
 from gradfree.benchmarks.records.case import Case, Row, recorded
-from gradfree.benchmarks.records.records import Record, error_of
+from gradfree.benchmarks.records.records import Record
 from gradfree.benchmarks.running.workers import run_here
 from gradfree.benchmarks.tables import verdict
-from gradfree.benchmarks.tables.chart import Axis, Chart, bars, points
+from gradfree.benchmarks.tables.chart import Axis, Chart, points
 from gradfree.benchmarks.tables.column import Cell, Column, Figure, column
 from gradfree.benchmarks.tables.experiment import Experiment, records_of_case
 from gradfree.benchmarks.tables.facts import Fact, estimate_of, estimates, fact, select, table
@@ -29,7 +29,6 @@ from gradfree.benchmarks.tables.frames import pl
 from gradfree.benchmarks.tables.section import ENGINE, Section
 from gradfree.benchmarks.timing.allocations import peak_memory, process_peak
 from gradfree.benchmarks.timing.side_by_side import (
-    ERROR,
     MEMORY,
     PROCESS,
     RATIO,
@@ -37,7 +36,6 @@ from gradfree.benchmarks.timing.side_by_side import (
     Trainee,
     collecting_errors,
     cost_facts,
-    failures,
     interleaved,
     legend_of_process,
     mean_seconds,
@@ -45,6 +43,7 @@ from gradfree.benchmarks.timing.side_by_side import (
     times,
 )
 
+_ERROR = "error"
 _LISTED = 3
 """A title lists the subjects if there are at most this many."""
 
@@ -267,14 +266,12 @@ class Timings(Experiment):
         return found if found["value"].count() else found.clear()
 
     def _facts_of(self, record: Record) -> Iterator[Fact]:
-        """Yield the facts of each row in a case's record, or its error."""
-        if error := error_of(record):
-            yield fact(ERROR, "", note=error)
+        """Yield the facts of each row in a case's record."""
         results = record["results"]
         for cost in results.get("rows", ()):
             who = self._named(cost["label"])
             if "error" in cost:
-                yield fact(ERROR, "", note=cost["error"].splitlines()[-1], **who)
+                yield fact(_ERROR, "", note=cost["error"].splitlines()[-1], **who)
             baseline = {**results["rows"][0], "label": self._named(results["rows"][0]["label"])["row"]}
             yield from cost_facts(cost, baseline, self.timed.metric, **who)
             yield from (one | who for one in self.timed.facts(cost, {**results, "baseline": baseline["label"]}))
@@ -282,12 +279,8 @@ class Timings(Experiment):
     def _named(self, label: str) -> dict[str, Any]:
         """Return the facts' columns that identify the step recorded as ``label``."""
         name = self.timed.display_names.get(label, label)
-        row = self._rows.get(label)
+        row = {row.label: row for row in self.rows}.get(label)
         return row.fact_columns if row else {"row": name, "series": name, "k": None}
-
-    @property
-    def _rows(self) -> dict[str, Row]:
-        return {row.label: row for row in self.rows}
 
     def section(self, facts: pl.DataFrame) -> Section:
         """Return the section with the table, a verdict on each of its rows, and the chart of times."""
@@ -298,6 +291,8 @@ class Timings(Experiment):
             f"{row['row']} on {row['setting']}" if several else row["row"]: estimate_of(row)
             for row in ratios.iter_rows(named=True)
         }
+        errors = select(facts, metric=_ERROR).select("setting", "row", "note").iter_rows()
+        failed = [f"{', '.join(filter(None, names))} did not run: {error}." for *names, error in errors]
         section = Section(
             title=self._title(facts),
             facts=facts,
@@ -305,7 +300,7 @@ class Timings(Experiment):
             columns=list(self._columns(facts, baseline)),
             legend=f"{self.timed.legend} Medians of {self.timed.rounds} interleaved rounds; ×: as a multiple of "
             f"{baseline}'s in the same round.{legend_of_process(facts)}".strip(),
-            remarks=[*([verdict.steadiness(spreads)] if spreads else []), *failures(facts)],
+            remarks=[*([verdict.steadiness(spreads)] if spreads else []), *failed],
             charts=list(self._charts(facts, baseline, "setting" if several else "row")),
         )
         verdicts = [self._verdict(row, ratios, baseline) for row in section.rows] if spreads else []
@@ -365,7 +360,7 @@ class Timings(Experiment):
     def _charts(self, facts: pl.DataFrame, baseline: str, names: str) -> Iterator[Chart]:
         title, ratio = self._title(facts), Figure(self.timed.metric, unit=times(baseline))
         side = Axis(f"time, as a multiple of {baseline}'s (×)", "log")
-        found = bars(facts.filter(pl.col("row") != baseline), ratio, names)
+        found = points(facts.filter(pl.col("row") != baseline), ratio, names, "row")
         heading = {place: heading for heading, place in self.timed.names.items()}.get(names, "engine")
         yield Chart(title, found, side, Axis(heading, "names"), rules={baseline: 1.0})
         if self.timed.against:

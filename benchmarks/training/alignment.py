@@ -83,7 +83,7 @@ def aligned_charts(facts: pl.DataFrame, where: str) -> Iterator[Chart]:
     for metric, what in ((DELTA, "alignment"), (_FEEDBACK, "feedback weights")):
         for name, how, x in (
             ("depth", "by depth, behind the training", Axis("depth (share of the layers with weights)")),
-            ("step", "over the training", Axis("step (number)", "whole")),
+            ("step", "over the training", Axis("step (number)")),
         ):
             if (found := points(facts, "at", Figure(f"{metric}, by {name}"), "row")).height:
                 cosine = Axis(metric, bounds=(-1.0, 1.0))

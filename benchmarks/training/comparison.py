@@ -28,7 +28,7 @@ from gradfree.benchmarks.training.outcomes import (
     run_facts,
     score_in,
     score_metric,
-    setup_facts,
+    size_facts,
     sizes,
 )
 from gradfree.benchmarks.training.summary import Summary
@@ -183,8 +183,7 @@ class Comparison(Experiment):
         baseline = self.rows[0].name
         costs = timed[0]["results"]["rows"] if timed else [{} for _ in self.rows]
         where = {"task": self.task.name, "device": device, "threads": environment["threads"]}
-        rates = self.learning_rates or tuple(self.rates.values())
-        known = list(setup_facts(self.task, rates, trained, **where))
+        known = list(size_facts(trained, **where))
         for (row, rate, runs), cost in zip(found, costs, strict=True):
             who = {**where, **row.fact_columns}
             known += run_facts(self.task, row, runs, rate, **who)

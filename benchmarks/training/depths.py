@@ -68,7 +68,7 @@ class DepthSweep(Comparison):
             runs += found
             who = {"setting": f"{depth} hidden layers", "at": float(depth), "row": row.name, "series": row.name}
             known += outcomes.run_facts(self.task, row, found, rate, **where, **who)
-        known += outcomes.setup_facts(self.task, self.learning_rates, runs, **where)
+        known += outcomes.size_facts(runs, **where)
         return with_means(table(known if runs else []), score_metric(self.task), self.references)
 
     @property
@@ -95,7 +95,7 @@ class DepthSweep(Comparison):
             title=f"{task.name}: {model} by depth, {task.steps} steps, seeds: {seeds}, device: {device}",
             facts=facts,
             columns=[Column(f"{depth:g}", figures, {"setting": setting}) for depth, setting in depths.items()],
-            setup=outcomes.setup_words(task, facts),
+            setup=outcomes.setup_words(task, bool(self.learning_rates), facts),
             legend=(
                 f"Columns: hidden layers. Test {score.name} ({score.unit}) ± 95 % confidence interval of the mean over "
                 f"seeds (Student's t, n = {seeds}); in brackets, the cosine between each hidden layer's gradient and "

@@ -22,7 +22,6 @@ from gradfree.benchmarks.timing.side_by_side import STEP, times
 
 FAILED, RATE, COSINE, FRONT = "failed runs", "learning rate", "cosine with the exact gradient", "on the Pareto front"
 LOSS = "training loss"
-_MODEL, _OPTIMIZER, _BATCH, _ONE_RATE = "model", "optimizer", "batch size", "learning rate of all rows"
 _OWN = "engine's defaults"
 _SIZES = {"parameters": "parameters", **{split: f"{split} examples" for split in Data._fields}}
 
@@ -49,32 +48,24 @@ def defaults(engine: Engine, given: Mapping[str, Any]) -> str:
     return ", ".join(f"{name}={value}" for name, value in own.items())
 
 
-def setup_facts(task: Task, rates: Sequence[float], runs: Iterable[Record], /, **where: Any) -> Iterator[Fact]:
-    """Yield the settings that all rows share; sizes only if recorded and equal in all ``runs``.
-
-    ``rates`` are the rows' own learning rates, if they have any.
-    """
-    options = ", ".join(f"{name}={value}" for name, value in task.options.items())
-    yield fact(_MODEL, "", note=f"{task.model}({options})", **where)
-    yield fact(_OPTIMIZER, "", note=task.optimizer, **where)
-    yield fact(_BATCH, "examples", task.batch_size, **where)
-    if not rates:
-        yield fact(_ONE_RATE, "1", task.learning_rate, **where)
+def size_facts(runs: Iterable[Record], /, **where: Any) -> Iterator[Fact]:
+    """Yield the numbers of parameters and examples, if recorded and equal in all ``runs``."""
     recorded = [run["results"]["sizes"] for run in runs if "sizes" in run["results"]]
     for name, metric in _SIZES.items():
         if len(counts := {found[name] for found in recorded}) == 1:
             yield fact(metric, "count", counts.pop(), **where)
 
 
-def setup_words(task: Task, facts: pl.DataFrame) -> str:
-    """Return sentences on the model, the optimizer and the data."""
-    known = {row["metric"]: row for row in select(facts, row=None).iter_rows(named=True)}
-    counts = {name: f"{known[metric]['value']:,.0f}" for name, metric in _SIZES.items() if metric in known}
-    model = known[_MODEL]["note"] + (f", {counts['parameters']} parameters" if "parameters" in counts else "")
-    rate = f" at {known[_ONE_RATE]['value']:g}" if _ONE_RATE in known else " at the row's rate"
+def setup_words(task: Task, own_rates: bool, facts: pl.DataFrame) -> str:
+    """Return sentences on the model, the optimizer and the data; ``own_rates``: rows have their own learning rates."""
+    known = estimates(facts, by="metric", row=None)
+    counts = {name: f"{known[metric].value:,.0f}" for name, metric in _SIZES.items() if metric in known}
+    options = ", ".join(f"{name}={value}" for name, value in task.options.items())
+    parameters = f", {counts['parameters']} parameters" if "parameters" in counts else ""
+    rate = "the row's rate" if own_rates else f"{task.learning_rate:g}"
     of = f" of {counts['train']} examples" if "train" in counts else " examples"
-    words = f"Trained: {model}, by {known[_OPTIMIZER]['note']}{rate}, {task.course}"
-    words += f"; {known[_BATCH]['value']:.0f}{of} a batch"
+    words = f"Trained: {task.model}({options}){parameters}, by {task.optimizer} at {rate}, {task.course}"
+    words += f"; {task.batch_size}{of} a batch"
     if "test" in counts:
         words += f"; validated on {counts['validation']}, tested on {counts['test']}"
     own = select(facts, metric=_OWN)["note"].unique(maintain_order=True).to_list()

@@ -37,7 +37,7 @@ class Summary:
             title=f"{self.task.title}, {length}, device: {device}, threads: {threads}",
             facts=self.facts,
             columns=self._columns,
-            setup=outcomes.setup_words(self.task, self.facts),
+            setup=outcomes.setup_words(self.task, self._own_rates, self.facts),
             legend=self._legend,
             verdicts=[self.verdict(label) for label in self._rows],
             remarks=[*self._front_remark, *outcomes.edge_remarks(self.grid, self.facts)],
@@ -117,8 +117,12 @@ class Summary:
         ]
         if DELTA in self.facts["metric"]:
             columns += [column("δ cosine", DELTA, "{value:.3f}"), column("δ norm ratio", RATIO, "{value:.3g}")]
-        several = select(self.facts, metric=RATE)["value"].drop_nulls().n_unique() > 1
-        return columns + ([column("rate", RATE, "{value:g}")] if self.grid or several else [])
+        return columns + ([column("rate", RATE, "{value:g}")] if self._own_rates else [])
+
+    @property
+    def _own_rates(self) -> bool:
+        """Whether the rows have learning rates of their own."""
+        return bool(self.grid) or select(self.facts, metric=RATE)["value"].drop_nulls().n_unique() > 1
 
     @cached_property
     def _front(self) -> list[str]:

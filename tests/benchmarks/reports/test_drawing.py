@@ -7,11 +7,10 @@ import pytest
 import vl_convert
 from jsonschema import ValidationError
 from places import RESULTS
-from report_records import RECORDS, chart, committed
+from report_records import RECORDS, chart, committed, section_of
 from tiny_suite import SUITE
 
 from gradfree.benchmarks.reports.drawing import spec, styles
-from gradfree.benchmarks.reports.report import sections
 
 
 def channels(spec, name):
@@ -23,7 +22,8 @@ def channels(spec, name):
 def test_charts_are_valid_vega_lite():
     """Checked for one chart of each combination of marks, channels and scales in the committed reports."""
     built = {}
-    charts = [one for path in sorted(RESULTS.glob("*/records.jsonl")) for one in committed(path.parent.name).charts]
+    reports = [committed(path.parent.name) for path in RESULTS.glob("*/records.jsonl")]
+    charts = [one for report in reports for section in report.sections for one in section.drawn]
     for one in (spec(one, styles([one])) for one in charts):
         kinds = [channel.get("scale", {}).get("type") for axis in "xy" for channel in channels(one, axis)]
         built.setdefault(str([[(layer["mark"], sorted(layer["encoding"])) for layer in one["layer"]], kinds]), one)
@@ -36,7 +36,7 @@ def test_charts_are_valid_vega_lite():
 
 def test_a_click_on_the_legend_filters():
     """Vega has a signal for the legend, which is missing if the filter is bound to a layer without a legend."""
-    (section,) = sections(SUITE, RECORDS)
+    section = section_of(*SUITE, RECORDS)
     one = chart(section, "accuracy against step time")
     compiled = vl_convert.vegalite_to_vega(json.dumps(spec(one, styles([one]))))
     assert "label_legend" in json.dumps([s for s in compiled["signals"] if s["name"].startswith("shown")])
