@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from time import monotonic
 
@@ -52,7 +53,9 @@ def run(
         raise UsageError(str(error)) from error
     paths = listed(chains) or None
     console = Console()
-    data = data or _loader_beside(model)
+    if data is None:
+        with suppress(UsageError):  # There may be none beside the model.
+            data = Imported.find(f"{model.partition(':')[0]}:loader").name
     built = Imported.find(model).build()
     reports, rows = rows_to_try(built, paths, names)
     # For engines that cannot be attached, print only the problems: their chains would hide the answer.
@@ -94,12 +97,3 @@ def _print_reports(reports: Mapping[str, Report], console: Console) -> None:
         names = ", ".join(name for name, report in reports.items() if str(report) == text)
         indented = "\n".join(f"  {line}" for line in text.splitlines())
         console.print(f"{names}:\n{indented}\n", markup=False, highlight=False, soft_wrap=True)
-
-
-def _loader_beside(model: str) -> str | None:
-    """Return the function ``loader`` of the model's module, if there is one."""
-    name = f"{model.partition(':')[0]}:loader"
-    try:
-        return Imported.find(name).name
-    except UsageError:
-        return None

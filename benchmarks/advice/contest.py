@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from math import ceil, isfinite, nan
-from multiprocessing.connection import Connection
 from statistics import median
 from time import monotonic
 from typing import Any
@@ -243,25 +242,16 @@ def compiled_cost(job: Job, threads: int, seconds: float) -> dict[str, Any] | st
         threads: number of threads of torch.
         seconds: time limit of compiling and timing.
     """
-    spawning = multiprocessing.get_context("spawn")
-    here, there = spawning.Pipe(duplex=False)
-    # A copy without the job's cached batches.
-    process = spawning.Process(target=_time, args=(there, replace(job), threads), daemon=True)
-    process.start()
-    there.close()
-    try:
-        if not here.poll(seconds):
+    # Leaving the pool ends its process. Its job is a copy without the cached batches.
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        try:
+            found: dict[str, Any] | str = pool.apply_async(_compiled_times, (replace(job), threads)).get(seconds)
+            return found
+        except multiprocessing.TimeoutError:
             return f"not compiled within {seconds:.0f} s"
-        found: dict[str, Any] | str = here.recv()
-        return found
-    except EOFError:
-        return "the process that compiled it died"
-    finally:
-        process.kill()
-        process.join()
 
 
-def _time(there: Connection, job: Job, threads: int) -> None:
+def _compiled_times(job: Job, threads: int) -> dict[str, Any] | str:
     torch.set_num_threads(threads)
     try:
         model = job.build()
@@ -273,6 +263,6 @@ def _time(there: Connection, job: Job, threads: int) -> None:
                 step(job.batches[0])
         times = interleaved([partial(mean_seconds, partial(step, job.batches[0])) for step in steps])
     except Exception as error:
-        there.send(f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}")
-    else:
-        there.send(statistics(times[1], times[0]))
+        # As text, since not every exception can be sent to another process.
+        return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
+    return statistics(times[1], times[0])

@@ -24,7 +24,7 @@ _AS_FAST = 1.05
 """Maximal time, relative to the fastest row's, of a row that is preferred for its more exact gradient."""
 _BESIDE = {"label": "autograd"}
 _PLAIN = times(_BESIDE["label"])
-_COSINE, _NOTE = "cosine", "note"
+_COSINE = "cosine"
 
 
 class Advice(NamedTuple):
@@ -43,7 +43,7 @@ def advise(standings: Standings, chains: Sequence[str] | None) -> Advice:
     faster = [c for c in standings.contestants[1:] if c.cost and _quartiles(c.cost)[1] < 1]
     as_good = [c for c in faster if c.cosine >= AS_GOOD]
     best, compiled = _best(as_good) if as_good else None, standings.compiled
-    hints = _hints(standings, faster, best)
+    hints = _hints(faster, best)
     if not isinstance(compiled, str) and _quartiles(compiled)[1] < _least(best):
         words = f"Stay with autograd, and compile: a step is then {_faster(compiled)}"
         if best:
@@ -73,10 +73,9 @@ def _best(as_good: Sequence[Contestant]) -> Contestant:
     return max(rivals, key=lambda c: (round(c.cosine, _DIGITS), -_tolerance(c), -beside[c.row.label]["ratio"]))
 
 
-def _hints(standings: Standings, faster: Sequence[Contestant], best: Contestant | None) -> str:
-    """Return hints on further options: untried settings, faster but less exact gradients."""
-    untried = len(standings.untried)
-    words = f" {count(untried, 'setting')} had no turn: give a longer --budget." if untried else ""
+def _hints(faster: Sequence[Contestant], best: Contestant | None) -> str:
+    """Return hints on further options: exact gradients, and faster but less exact ones."""
+    words = ""
     # An exact engine has autograd's gradient in every model.
     exact = [c for c in faster if is_exact(c.row.engine) and not _tolerance(c)]
     if best and exact and best not in exact:
@@ -143,7 +142,7 @@ def _notes(standings: Standings) -> Iterator[str]:
     for label, error in standings.failures.items():
         yield f"{label} failed: {error}."
     if standings.untried:
-        yield f"No time was left for {', '.join(standings.untried)}."
+        yield f"No time was left for {', '.join(standings.untried)}: give a longer --budget."
 
 
 def _facts(standings: Standings) -> Iterator[Fact]:
@@ -160,5 +159,3 @@ def _facts(standings: Standings) -> Iterator[Fact]:
         who = {"row": COMPILED, "series": COMPILED}
         yield from cost_facts(standings.compiled, _BESIDE, **who)
         yield fact(_COSINE, "1", 1.0, **who)
-    for label, error in standings.failures.items():
-        yield fact(_NOTE, "", note=f"{label} failed: {error}")

@@ -95,18 +95,11 @@ def advise(
         out: folder for a report; by default none is written.
         verbose: also print the chains, and the engines that do not apply.
     """
-    seconds = _seconds("budget", budget)
-    if not seconds:
-        raise UsageError("--budget must be above 0 s.")
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)(s|m|h|)", budget.strip())
+    if found is None or not float(found[1]):
+        raise UsageError(f"--budget takes a time like 90s or 2m, not {budget!r}.")
+    seconds = float(found[1]) * {"s": 1, "": 1, "m": 60, "h": 3600}[found[2]]
     _extra("advice.advising").run(model, data, loss, chains, engines, device, seconds, out, verbose)
-
-
-def _seconds(option: str, given: str) -> float:
-    """Return the seconds of a time like 90s or 2m."""
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)(s|m|h|)", given.strip())
-    if found is None:
-        raise UsageError(f"--{option} takes a time like 90s or 2m, not {given!r}.")
-    return float(found[1]) * {"s": 1, "": 1, "m": 60, "h": 3600}[found[2]]
 
 
 COMMANDS: dict[str, Any] = {

@@ -1,4 +1,4 @@
-"""Synthetic tasks that need a long memory; examples are generated on the generator's device."""
+"""Synthetic tasks that need a long memory."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-from torch import Generator, Tensor
+from torch import Generator
 
 from gradfree.benchmarks.data.bundled import Data, Split
 
@@ -30,7 +30,7 @@ def copying(batch_size: int, delay: int, generator: Generator) -> Split:
     Returns:
         Inputs and targets, int64 (B, ``delay`` + 20).
     """
-    symbols = _integers(_SYMBOLS, (batch_size, _COPIED), generator)
+    symbols = torch.randint(_SYMBOLS, (batch_size, _COPIED), generator=generator)
     blanks = symbols.new_full((batch_size, delay + _COPIED), BLANK)
     inputs = torch.cat([symbols, blanks], 1)
     inputs[:, _COPIED + delay - 1] = _DELIMITER
@@ -48,9 +48,9 @@ def adding_pixels(batch_size: int, length: int, generator: Generator) -> Split:
         Inputs (B, 2, 1, ``length``), number and mark, and targets (B, 1), of the default dtype.
     """
     half = length // 2
-    numbers = torch.rand(batch_size, length, generator=generator, device=generator.device)
-    first = _integers(half, (batch_size, 1), generator)
-    second = half + _integers(length - half, (batch_size, 1), generator)
+    numbers = torch.rand(batch_size, length, generator=generator)
+    first = torch.randint(half, (batch_size, 1), generator=generator)
+    second = half + torch.randint(length - half, (batch_size, 1), generator=generator)
     marks = torch.zeros_like(numbers).scatter_(1, torch.cat([first, second], 1), 1.0)
     return Split(torch.stack([numbers, marks], 1).unsqueeze(2), (numbers * marks).sum(1, keepdim=True))
 
@@ -64,7 +64,7 @@ def parity_pixels(batch_size: int, length: int, generator: Generator) -> Split:
     Returns:
         Inputs (B, 1, 1, ``length``) of the default dtype, and targets, int64 (B,).
     """
-    bits = _integers(2, (batch_size, length), generator)
+    bits = torch.randint(2, (batch_size, length), generator=generator)
     return Split(bits[:, None, None].to(torch.get_default_dtype()), bits.sum(1) % 2)
 
 
@@ -88,7 +88,3 @@ class Synthetic:
         """Return the examples."""
         generator = Generator().manual_seed(0)
         return Data(*(self.make(n, self.length, generator) for n in (self.train, self.held_out, self.held_out)))
-
-
-def _integers(below: int, shape: tuple[int, int], generator: Generator) -> Tensor:
-    return torch.randint(below, shape, generator=generator, device=generator.device)

@@ -38,11 +38,6 @@ class Row:
         return create_engine(self.engine, **self.options)
 
     @property
-    def iterations(self) -> int | None:
-        """The engine's option ``iterations``, if it is given."""
-        return self.options.get("iterations")
-
-    @property
     def name(self) -> str:
         """The label in reports: a model without an engine is "autograd", though records call it "backprop"."""
         plain = self.engine == "backprop" and self.options.get("plain")
@@ -50,15 +45,13 @@ class Row:
 
     @property
     def fact_columns(self) -> dict[str, Any]:
-        """The facts' columns that identify the row."""
-        return {"row": self.name, "series": self.series, "k": self.iterations}
+        """The facts' columns that identify the row: its name, its line in a chart, and its iterations k.
 
-    @property
-    def series(self) -> str:
-        """The label of the row's line in a chart: the engine without k, or the row's name if it has no k."""
-        if self.iterations is None:
-            return self.name
-        return f"{self.label.replace(f' k={self.iterations}', '')} with k iterations"
+        Rows that differ only in k are on one line.
+        """
+        k, row = self.options.get("iterations"), self.name
+        series = row if k is None else f"{self.label.replace(f' k={k}', '')} with k iterations"
+        return {"row": row, "series": series, "k": k}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,16 +12,14 @@ from gradfree.benchmarks.suites.depth import DEPTH_MAP, DEPTH_TRAINING, GPU_DEPT
 from gradfree.benchmarks.suites.long_sequences import GPU_TIME, LONG_SEQUENCES, PYDOC_LONG, SHOOTING
 from gradfree.benchmarks.suites.papers import DSF_WIKITEXT_SMALL, FOTON_DEPTH_SMALL, HIGHWAY_BP_TABLE6_SMALL
 from gradfree.benchmarks.suites.rows import BACKPROP, DSF, DSF_GATE, TRUNCATED, iterated
-from gradfree.benchmarks.tables.experiment import Experiment, Suite
+from gradfree.benchmarks.tables.experiment import Suite
 from gradfree.benchmarks.tasks import catalogue
-from gradfree.benchmarks.tasks.imported import Imported
 from gradfree.benchmarks.tasks.task import Task
 from gradfree.benchmarks.timing.recurrent_layers import RecurrentLayer, layers
 from gradfree.benchmarks.timing.timed import Timings
 from gradfree.benchmarks.training.comparison import Comparison
 from gradfree.benchmarks.training.courses import courses
 from gradfree.benchmarks.training.target import TimeToTarget
-from gradfree.cli import UsageError
 
 _BACKPROP = (BACKPROP, Row("backprop via chain", "backprop", {}))
 _highway = partial(iterated, "highway_bp")
@@ -103,15 +101,3 @@ SUITES: dict[str, Suite] = {
     "dsf-wikitext-small": DSF_WIKITEXT_SMALL,
     "foton-depth-small": FOTON_DEPTH_SMALL,
 }
-
-
-def suite_by(name: str) -> Suite:
-    """Return the suite that the user's function ``module:function`` returns.
-
-    Raises:
-        UsageError: there is no such function, or it returns something else.
-    """
-    suite = Imported.find(name).result()
-    if not (isinstance(suite, tuple) and suite and all(isinstance(e, Experiment) for e in suite)):
-        raise UsageError(f"{name} returns no suite: return a tuple of experiments, such as (Comparison(task, rows),).")
-    return suite

@@ -15,14 +15,14 @@ from torch import nn
 from gradfree import list_engines
 from gradfree.benchmarks.records.case import Row
 from gradfree.benchmarks.suites import forward_only
-from gradfree.benchmarks.suites.index import SUITES, suite_by
+from gradfree.benchmarks.suites.index import SUITES
 from gradfree.benchmarks.suites.long_sequences import LONG_TASKS
 from gradfree.benchmarks.suites.rows import BACKPROP
 from gradfree.benchmarks.sweeps.axes import Names, RunRequest, Sweep, listed
-from gradfree.benchmarks.tables.experiment import Suite
+from gradfree.benchmarks.tables.experiment import Experiment, Suite
 from gradfree.benchmarks.tasks import catalogue
 from gradfree.benchmarks.tasks.catalogue import DIGITS
-from gradfree.benchmarks.tasks.imported import names_a_function
+from gradfree.benchmarks.tasks.imported import Imported, names_a_function
 from gradfree.benchmarks.tasks.loaded import own_task
 from gradfree.benchmarks.tasks.task import Task
 from gradfree.benchmarks.training.comparison import Comparison
@@ -42,14 +42,22 @@ _Number = TypeVar("_Number", int, float)
 
 
 def comparisons_of(request: RunRequest) -> Suite:
-    """Return the suite that a run requests."""
-    if request.sweep.named or not request.suite:
+    """Return the suite that a run requests.
+
+    Raises:
+        UsageError: there is no such suite, or the user's function returns something else.
+    """
+    name = request.suite
+    if request.sweep.named or not name:
         return suite_of(request.sweep, request.loader)
-    if names_a_function(request.suite):
-        return suite_by(request.suite)
-    if request.suite not in SUITES:
-        raise UsageError(no_such("suite", request.suite, SUITES))
-    return SUITES[request.suite]
+    if not names_a_function(name):
+        if name not in SUITES:
+            raise UsageError(no_such("suite", name, SUITES))
+        return SUITES[name]
+    own = Imported.find(name).result()
+    if not (isinstance(own, tuple) and own and all(isinstance(one, Experiment) for one in own)):
+        raise UsageError(f"{name} returns no suite: return a tuple of experiments, such as (Comparison(task, rows),).")
+    return own
 
 
 def suite_of(sweep: Sweep, loader: str | None = None) -> Suite:
