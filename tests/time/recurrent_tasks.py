@@ -14,12 +14,12 @@ def everything(module, x, *states):
     return [*parts, *torch.autograd.grad(loss, [x, *states, *module.parameters()])]
 
 
-def remembering(bias=8.0):
-    """Return a GRU with long memory: its update gates are nearly 1."""
-    gru = nn.GRU(3, 8)
+def remembering(bias=8.0, kind=nn.GRU):
+    """Return a layer with long memory: its update or forget gates are nearly 1."""
+    layer = kind(3, 8)
     with torch.no_grad():
-        gru.bias_ih_l0[8:16] = bias
-    return gru
+        layer.bias_ih_l0[8:16] = bias
+    return layer
 
 
 def chaotic():

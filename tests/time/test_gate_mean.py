@@ -30,13 +30,7 @@ def test_the_mean_gate_ignores_padding_and_empty_or_non_finite_batches():
         assert torch.equal(mean_after(x[:, :1], broken), whole)
 
 
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda: nn.LSTM(3, 4, 2, bidirectional=True),
-        lambda: ParaLSTM(3, 4),
-    ],
-)
+@pytest.mark.parametrize("make", [lambda: nn.LSTM(3, 4, 2, bidirectional=True), lambda: ParaLSTM(3, 4)])
 def test_a_rank_without_a_mean_joins_the_average_of_the_others(make, monkeypatch):
     """Each rank takes part in one collective of the same shape, even if a chain is unused; else ranks would hang."""
     sent, engine = [], gradfree.create_engine("dsf", feedback="gate")

@@ -1,11 +1,12 @@
 """Calls of recurrent layers that exact engines leave to torch's kernel, and warnings about slower engines."""
 
 import warnings
+from functools import partial
 
 import pytest
 import torch
 from oracles import off_by
-from recurrent_tasks import everything
+from recurrent_tasks import everything, remembering
 from torch import nn
 from torch.nn.utils.rnn import pack_padded_sequence
 
@@ -70,18 +71,10 @@ def test_layers_in_segments_or_faster_in_closed_form_run_by_the_engine(solved):
     assert solved == [2048, 64]
 
 
-def remembering():
-    """Return an LSTM of two layers, the first of which has long memory."""
-    layer = nn.LSTM(3, 8, num_layers=2).float()
-    with torch.no_grad():
-        layer.bias_ih_l0[8:16] = 12.0
-    return layer
-
-
 @pytest.mark.filterwarnings("ignore:.*has long memory")
 def test_a_layer_with_long_memory_is_left_to_torch_until_the_next_trial(solved):
     """The other layer of the stack still runs in segments."""
-    layer = remembering()
+    layer = remembering(12.0, partial(nn.LSTM, num_layers=2)).float()
     x = torch.randn(512, 1, 3, dtype=torch.float32, requires_grad=True)
     expected = everything(layer, x)
     with gradfree.create_engine("shooting", segments=16).attach(layer):

@@ -53,16 +53,17 @@ def test_the_burn_in_is_learnt_and_kept_in_checkpoints():
     assert figures["l0"]["forward sweeps"] == 0
 
 
-def test_the_corrector_gate_needs_fewer_sweeps():
+@pytest.mark.parametrize("kind", [nn.GRU, nn.LSTM])
+def test_the_corrector_gate_needs_fewer_sweeps(kind):
     """If a state decays only by its gates, one sweep with the corrector propagates it across all borders."""
-    gru, x = remembering(bias=3.0), torch.randn(320, 1, 3)
+    layer, x = remembering(3.0, kind), torch.randn(320, 1, 3)
     with torch.no_grad():
-        gru.weight_hh_l0 *= 0.1
+        layer.weight_hh_l0 *= 0.1
     needed = {}
     for corrector in (None, "gate"):
         engine = shooting(segments=16, max_sweeps=15, burn=0, corrector=corrector)
-        with engine.attach(gru), gradfree.engine_figures() as figures:
-            gru(x)[0][-1].sum().backward()
+        with engine.attach(layer), gradfree.engine_figures() as figures:
+            layer(x)[0][-1].sum().backward()
         needed[corrector] = figures["l0"]
     for name in ("sweeps", "forward sweeps"):
         assert needed["gate"][name] < needed[None][name]
