@@ -94,8 +94,8 @@ class RecurrentRecorder:
         self.single_steps = SingleStepWarning(attachment.path)
         self._torch_class = torch_layer_class(type(module))
         self._has_recorded = self._has_warned = False
-        directions = 1 + module.bidirectional
-        self._layers = [FusedLayer(attachment, n, module.mode, directions) for n in range(module.num_layers)]
+        paths = (chain_paths(attachment.path, n, 1 + module.bidirectional) for n in range(module.num_layers))
+        self._layers = [FusedLayer(attachment, n, module.mode, own) for n, own in enumerate(paths)]
 
     def remove(self) -> None:
         """Restore the module's own ``forward``."""
@@ -210,7 +210,7 @@ class RecurrentRecorder:
         if callbacks is None:
             applied: Sequence[Tensor] = LayerFunction.apply(replace(layer, packing=packing), x, *first, *weights)
             return applied
-        found = run_kernel(Recurrence(x, first, weights, layer.mode, directions=layer.directions, packing=packing))
+        found = run_kernel(Recurrence(x, first, weights, layer.mode, directions=len(layer.paths), packing=packing))
         when_backward(found, callbacks)
         return found
 

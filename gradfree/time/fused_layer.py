@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -28,12 +27,12 @@ def chain_paths(path: str, number: int, directions: int) -> Sequence[str]:
 
 @dataclass(frozen=True)
 class FusedLayer:
-    """One layer of a recurrent module, in one direction or both."""
+    """One layer of a recurrent module; ``paths`` are the names of its directions' chains."""
 
     attachment: Attachment
     number: int
     mode: str
-    directions: int
+    paths: Sequence[str]
     packing: Packing | None = None
 
     @property
@@ -41,11 +40,6 @@ class FusedLayer:
         """The layer's name in messages: the module's path and the layer's number."""
         path = self.attachment.path
         return f"{path}, layer {self.number}" if path else f"layer {self.number}"
-
-    @cached_property
-    def paths(self) -> Sequence[str]:
-        """The names of the directions' chains."""
-        return chain_paths(self.attachment.path, self.number, self.directions)
 
     def direct_cotangents(self, like: Tensor, cotangent: Tensor | None, finals: Sequence[Tensor | None]) -> State:
         """Return e of each part: for h from outputs and final h, for c from the final c."""
@@ -97,7 +91,7 @@ class LayerFunction(torch.autograd.Function):
             rest[:parts],
             rest[parts:],
             layer.mode,
-            directions=layer.directions,
+            directions=len(layer.paths),
             packing=layer.packing,
             memory=layer.attachment.memory,
             paths=layer.paths,
@@ -124,12 +118,12 @@ class LayerFunction(torch.autograd.Function):
         x, *others = (tensor.to(tensors[ctx.inputs - 1].dtype) for tensor in tensors)
         rest, (out, *kept) = others[: ctx.inputs - 1], others[ctx.inputs - 1 :]
         wanted = ctx.needs_input_grad[2 + parts :]
-        width, each = out.shape[-1] // layer.directions, len(wanted) // layer.directions
+        width, each = out.shape[-1] // len(layer.paths), len(wanted) // len(layer.paths)
         of_x: Tensor | None = None
         of_states, of_weights = [], []
         gates = Gates(*kept) if kept else None
         keep_layout = gates is not None and is_batch_major(gates.hidden)
-        for d in range(layer.directions):
+        for d, path in enumerate(layer.paths):
             mine, weights = slice(d * width, (d + 1) * width), slice(d * each, (d + 1) * each)
             outs = layer.to_grid(out[..., mine], d, keep_layout)
             e = None if cotangent is None else layer.to_grid(cotangent[..., mine].to(out.dtype), d, keep_layout)
@@ -142,7 +136,7 @@ class LayerFunction(torch.autograd.Function):
             with torch.autocast(x.device.type, enabled=False):
                 chain = CellChain(layer.mode, inputs, outs, first, own, needs, layer.attachment.memory, gates, valid)
                 chain.forward_pass = ctx.passes[d] if ctx.passes else None
-                initial, (grad_x,), parameters = layer.attachment.solve(chain, direct, layer.paths[d])
+                initial, (grad_x,), parameters = layer.attachment.solve(chain, direct, path)
             of_x = plus(of_x, None if grad_x is None else layer.from_grid(grad_x, d))
             of_states.append(initial)
             of_weights += parameters
