@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
-from gradfree.devices.hardware import full_precision
+from gradfree.devices.hardware import without_tf32
 
 
 def cyclic_reduction(terms: Tensor, links: Tensor) -> Tensor:
@@ -21,7 +22,7 @@ def cyclic_reduction(terms: Tensor, links: Tensor) -> Tensor:
         y, (L, B, H); matrices are multiplied in full precision, without TF32.
     """
     y, stride = terms.clone(), 1
-    with full_precision(terms.device):
+    with without_tf32(), torch.autocast(terms.device.type, enabled=False):
         while stride < len(y):
             y[:-stride] += (y[stride:].unsqueeze(-2) @ links).squeeze(-2)
             links = links[stride:] @ links[:-stride] if len(links) > stride else links

@@ -153,13 +153,6 @@ def widest_float(device: torch.device) -> torch.dtype:
 
 
 @contextmanager
-def full_precision(device: torch.device) -> Iterator[None]:
-    """Compute without autocast and without TF32, regardless of the user's settings."""
-    with without_tf32(), torch.autocast(device.type, enabled=False):
-        yield
-
-
-@contextmanager
 def without_tf32() -> Iterator[None]:
     """Disable TF32 in matrix products, convolutions and recurrent layers, regardless of the user's settings."""
     products: Any = torch.backends.cuda.matmul
