@@ -13,11 +13,6 @@ Blocks = Sequence[Sequence[Tensor | None]]
 """K unit by unit: block (i, j) is the derivative of part i by part j of the previous state, (T, B, H) or ``None``."""
 
 
-def transposed(blocks: Blocks) -> Blocks:
-    """Return the transposed blocks, for cotangents, which are row vectors."""
-    return list(zip(*blocks, strict=True))
-
-
 def clamped(blocks: Blocks) -> Blocks:
     """Return the blocks clamped to [-1, 1], so that an approximation of F does not grow from step to step."""
     return [[None if k is None else k.clamp(-1, 1) for k in row] for row in blocks]

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from gradfree.algebra.block_scan import block_scan, clamped, transposed
+from gradfree.algebra.block_scan import block_scan, clamped
 from gradfree.chains.chain import ChainGradients
 from gradfree.convergence.outcome import Outcome, StoppingRule, largest, relative
 from gradfree.convergence.passes import Pass, record_passes
@@ -39,7 +39,8 @@ def _solve(chain: TimeChain, direct: State, options: NewtonOptions, stopping: St
     terms = [torch.zeros_like(s) if e is None else e for e, s in zip(direct, chain.states, strict=True)]
     exact = chain.kind == "separate units"
     blocks = chain.unit_blocks(options.jacobian == "gate")
-    blocks = transposed(blocks if exact else clamped(blocks))
+    # Transposed, as cotangents are row vectors.
+    blocks = list(zip(*(blocks if exact else clamped(blocks)), strict=True))
     zero = chain.constant(0.0)
 
     def residual(delta: Sequence[Tensor]) -> list[Tensor]:
