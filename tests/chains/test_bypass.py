@@ -107,10 +107,7 @@ def both(model, optimizer):
     optimizer.step()
 
 
-@pytest.mark.parametrize(
-    "run",
-    [step, stale, skipped, both],
-)
+@pytest.mark.parametrize("run", [step, stale, skipped, both])
 def test_supported_uses_give_no_warning(run):
     model = Model([Plain() for _ in range(5)])
     optimizer = wrapped(model)

@@ -41,11 +41,7 @@ def test_it_stops_after_the_first_sweep_below_the_tolerance(name, kind):
         found.add(expected)
     assert len(found) > 1
     assert links - 1 in found
-    assert_equal_gradients(solved(model, x, path, name, tolerance=1e-14)[0], gradients_of_backprop(model, x))
-
-
-def gradients_of_backprop(model, x):
-    return gradients(model, lambda: model(x))
+    assert_equal_gradients(solved(model, x, path, name, tolerance=1e-14)[0], gradients(model, lambda: model(x)))
 
 
 @pytest.mark.parametrize("kind", KINDS)
