@@ -103,7 +103,10 @@ NOT_FINITE_INSIDE = _row(
 _MODULES = "Modules of a chain"
 
 ATTACHED = _row(
-    _MODULES, "a second engine", "{path} has an engine attached already:", "call detach() on its handle first."
+    _MODULES,
+    "a second engine",
+    "{path} has an engine attached already:",
+    "call detach() on its handle or EngineOptimizer.",
 )
 BACKWARD_HOOKS = _row(
     _MODULES,

@@ -29,6 +29,7 @@ class EngineOptimizer(Optimizer):
         engine: an engine's name, or an engine.
         chains: as in :meth:`gradfree.Engine.attach`.
         batched: as in :meth:`gradfree.Engine.attach`.
+        residual: as in :meth:`gradfree.Engine.attach`.
         watch: compares the engine's gradients with exact ones every few steps, and reacts if they are too far off.
         **options: the engine's options, if it is given by name.
 
@@ -49,10 +50,11 @@ class EngineOptimizer(Optimizer):
         self,
         optimizer: Optimizer,
         model: nn.Module,
-        engine: str | Engine = "highway_bp",
+        engine: str | Engine,
         *,
         chains: Chains | None = None,
         batched: Literal["auto"] | bool = "auto",
+        residual: float | None = None,
         watch: GradientWatch | None = None,
         **options: Any,
     ):
@@ -68,7 +70,7 @@ class EngineOptimizer(Optimizer):
         # Optimizer.__init__ is not called: it would build separate groups.
         self.optimizer = optimizer
         self.engine = resolve_engine(engine, options)
-        self.handle = self.engine.attach(model, chains, batched=batched)
+        self.handle = self.engine.attach(model, chains, batched=batched, residual=residual)
         self.gradient_watch = watch
         if watch is not None:
             watch.start(self.handle)

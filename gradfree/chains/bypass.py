@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from torch import nn
 
+from gradfree.chains.report import path_name
 from gradfree.chains.site import Site
 
 
@@ -16,7 +17,9 @@ def unsolved(site: Site) -> dict[str, nn.Module]:
 
 
 def bypass_message(site: Site, has_gradient: Callable[[nn.Parameter], bool]) -> str | None:
-    """Return the warning that blocks of ``site`` have gradients, but not from the engine; ``None`` if there are none.
+    """Return the warning that blocks of ``site`` have autograd's gradients; ``None`` if there are none.
+
+    That is so if the model bypasses the engine, or if each block is a chain of its own.
 
     Args:
         site: the chain.
@@ -28,12 +31,18 @@ def bypass_message(site: Site, has_gradient: Callable[[nn.Parameter], bool]) -> 
         # A block that did not run (LayerDrop) may still share a weight or two with the loss, so all must have one.
         if own and all(map(has_gradient, own)):
             paths.append(path)
+    if not paths and len(site.blocks) > 1 and len(site.blocks.keys() - site.splits.keys()) < 2:
+        return (
+            f"the engine on {path_name(site.path)} has no effect: each block is a separate chain, so the gradients are "
+            f"autograd's. Of the last block: {[*site.splits.values()][-1]}. Put what the model computes between blocks "
+            "into them, or name other chains=[...]."
+        )
     if not paths:
         return None
     which = f"{len(paths)} of its {len(site.blocks)} blocks ({paths[0]}, ...)" if len(paths) > 1 else f"{paths[0]!r}"
     return (
-        f"the engine on {site.path!r} has never run for {which}, but their parameters have gradients from autograd. "
-        "The model bypasses the engine: it runs layers of a block by themselves, or a forward without hooks; "
-        f"handle.chains[{site.path!r}].splits may say why. Call block(x), or leave the chain out, chains=[...]. Ignore "
-        "this for a loss on weights only (a penalty)."
+        f"the engine on {path_name(site.path)} has never run for {which}, but their parameters have gradients "
+        "from autograd. The model bypasses the engine: it runs layers of a block by themselves, or a forward without "
+        f"hooks; handle.chains[{site.path!r}].splits may say why. Call block(x), or leave the chain out, chains=[...]. "
+        "Ignore this for a loss on weights only (a penalty)."
     )

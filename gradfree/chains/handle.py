@@ -61,17 +61,18 @@ class Handle:
         self._parts = []
 
     def watch(self) -> None:
-        """Warn, once, if parameters of a chain have gradients that the engine did not compute.
+        """Warn, once, if parameters of a chain have autograd's gradients.
 
-        A model that runs layers of a block by themselves bypasses the engine, and autograd computes their gradients.
+        A model that runs layers of a block by themselves bypasses the engine. If it computes something between all
+        blocks, or runs them side by side, each of them is a separate chain, and the engine has no effect.
         ``EngineOptimizer`` and Lightning's strategies call this after each step. It costs nothing once the engine has
         computed gradients for every block.
         """
-        self._watched = [site for site in self._watched if unsolved(site)]
         for site in self._watched:
             if message := bypass_message(site, self._has_new_gradient):
                 self._watched = []
                 warnings.warn(message, stacklevel=2)
+        self._watched = [site for site in self._watched if unsolved(site)]
 
     def _has_new_gradient(self, parameter: Tensor) -> bool:
         before = self._before.get(id(parameter))

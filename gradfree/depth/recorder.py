@@ -114,6 +114,12 @@ class RecordedChain:
         outer = [p for p in self.attachment.outside_parameters() if p.requires_grad and not is_dtensor(p)]
         return Trained.collect([*inner, *outer])
 
+    def first_of(self, state: Tensor) -> str | None:
+        """Return the path of the first block that needs a gradient in a pass from ``state``."""
+        needed = state.requires_grad
+        paths = (path for path, b in self.blocks.items() if needed or any(p.requires_grad for p in b.parameters()))
+        return next(paths, None)
+
     def check(self, block: nn.Module) -> None:
         """Check for what may have been added since the engine was attached.
 
@@ -256,8 +262,8 @@ class BlockRecorder:
             return
         raise ChainError(
             f"{self.path} uses {what} that is neither an argument of its call nor a parameter that the model had when "
-            "the engine was attached. Pass it as an argument, register it and then attach, or leave the block out of "
-            "the chain: chains=[...]."
+            "the engine was attached. Pass it as an argument, or register it and then attach. If the block makes it, "
+            "drop its requires_grad=True. Or leave the block out of the chain: chains=[...]."
         )
 
     def _join(self, block: nn.Module, state: Tensor, others: Sequence[Tensor]) -> tuple[DepthPass, Tensor]:
@@ -271,7 +277,7 @@ class BlockRecorder:
             self.chain.split(self.path, reason)
         else:
             self.chain.check(block)
-            if state.requires_grad and self.path != next(iter(self.chain.blocks)):
+            if self.path != self.chain.first_of(state):
                 self.chain.split(self.path, BETWEEN)
         recording = self.chain.begin(state, others)
         return recording, recording.begin(state)

@@ -155,9 +155,9 @@ def kept_gates_pay(x: Tensor, units: int) -> bool:
 def own_kernel_is_faster(kind: str, length: int, like: Tensor, packed: bool) -> bool:
     """Return whether both passes are faster in torch's own kernel than in the closed form of ``backprop``.
 
-    Measured on one CPU thread. The closed form has a start-up time of 0.3 ms. It is faster on GRUs of any width, on
-    RNNs that are not wide, and on narrow LSTMs that oneDNN does not run. On other devices this is an estimate: the
-    closed form runs step by step in Python there.
+    Measured on one CPU thread. The closed form has a start-up time of 0.3 ms. It is faster on RNNs that are not wide,
+    on narrow LSTMs that oneDNN does not run, and on GRUs, unless it computes the gates of many samples again (see
+    :func:`kept_gates_pay`). On other devices this is an estimate: the closed form runs step by step in Python there.
 
     Args:
         kind: the torch cell.
@@ -169,4 +169,6 @@ def own_kernel_is_faster(kind: str, length: int, like: Tensor, packed: bool) -> 
         return True
     if kind == "LSTM":
         return (not packed and _runs_onednn(like, kind)) or like.numel() > 512
-    return kind != "GRU" and like.numel() >= 2**14
+    if kind == "GRU":
+        return like.shape[1] % 16 != 0 and len(like) >= 32 and like.numel() >= 2**12
+    return like.numel() >= 2**14

@@ -17,7 +17,7 @@ from gradfree.chains.chain import Chain, ChainGradients, Solver
 from gradfree.chains.handle import Handle
 from gradfree.chains.kinds import known_kinds
 from gradfree.chains.memory import Memory
-from gradfree.chains.report import Report
+from gradfree.chains.report import Report, path_name
 from gradfree.chains.site import Removable, Site
 from gradfree.chains.solving import Attachment
 from gradfree.engines.discovery import Chains, alternatives, validate
@@ -176,8 +176,9 @@ class Engine(Solver):
         """Yield why the engine cannot be attached to a chain, besides what prevents attaching any engine."""
         if self.needs_residual and not site.has_residual:
             yield (
-                f"{site.path!r} has no gate that carries its state from step to step, which {type(self).__name__} "
-                "needs. Use the engine 'fixed_point', 'truncated' or 'dsf', or leave the chain out: chains=[...]."
+                f"{path_name(site.path)} has no gate that carries its state from step to step, which "
+                f"{type(self).__name__} needs. Use the engine 'fixed_point', 'truncated' or 'dsf', or leave the chain "
+                "out: chains=[...]."
             )
 
     def notes_about(self, site: Site) -> Iterator[str]:

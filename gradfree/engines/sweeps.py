@@ -12,6 +12,7 @@ import torch
 
 from gradfree.algebra.cotangents import damped, relative_change
 from gradfree.chains.chain import Chain, ChainGradients
+from gradfree.chains.report import path_name
 from gradfree.chains.site import Site
 from gradfree.engines.engine import Engine
 from gradfree.engines.options import check_count, check_positive, whole_number
@@ -150,8 +151,8 @@ class IteratedEngine(SweepEngine):
         yield from super().problems_with(site)
         if self.segments is not None and site.dimension == "time":
             yield (
-                f"{site.path!r} is a chain in time: segments are for chains in depth. Use the engine 'shooting', which "
-                "has segments for recurrent layers, or leave the chain out: chains=[...]."
+                f"{path_name(site.path)} is a chain in time: segments are for chains in depth. Use the engine "
+                "'shooting', which has segments for recurrent layers, or leave the chain out: chains=[...]."
             )
 
     def problems_on_ranks(self, count: int) -> Iterator[str]:

@@ -8,6 +8,7 @@ from typing import ClassVar
 
 import torch
 
+from gradfree.chains.report import path_name
 from gradfree.chains.site import Site
 from gradfree.convergence.outcome import finest_tolerance, tolerance_for
 from gradfree.engines.engine import Engine
@@ -67,6 +68,6 @@ class ToleranceEngine(Engine):
         coarse = max(dtypes, key=finest_tolerance, default=torch.float64)
         if self.tolerance is not None and self.tolerance < finest_tolerance(coarse):
             yield (
-                f"{site.path!r} has weights of {coarse}, whose finest tolerance is {finest_tolerance(coarse):.0e}, not "
-                f"{self.tolerance:.0e}. Leave tolerance out, or make it larger."
+                f"{path_name(site.path)} has weights of {coarse}, whose finest tolerance is "
+                f"{finest_tolerance(coarse):.0e}, not {self.tolerance:.0e}. Leave tolerance out, or make it larger."
             )

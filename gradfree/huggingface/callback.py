@@ -39,7 +39,7 @@ class EngineCallback(TrainerCallback, ExportableState):
 
     def __init__(
         self,
-        engine: str | Engine = "highway_bp",
+        engine: str | Engine,
         chains: Chains | None = None,
         residual: float | None = None,
         **options: Any,

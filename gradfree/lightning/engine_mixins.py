@@ -31,6 +31,7 @@ class EngineMixin:
         engine: an engine's name, or an engine.
         chains: as in :meth:`gradfree.Engine.attach`, with module paths in the strategy's model.
         batched: as in :meth:`gradfree.Engine.attach`.
+        residual: as in :meth:`gradfree.Engine.attach`.
         **options: the engine's options, if it is given by name, and the strategy's.
 
     Attributes:
@@ -43,10 +44,11 @@ class EngineMixin:
 
     def __init__(
         self,
-        engine: str | Engine = "highway_bp",
+        engine: str | Engine,
         *,
         chains: Chains | None = None,
         batched: Literal["auto"] | bool = "auto",
+        residual: float | None = None,
         **options: Any,
     ):
         known = [f.name for f in fields(engine_class(engine))] if isinstance(engine, str) else []
@@ -56,7 +58,7 @@ class EngineMixin:
         except TypeError as error:
             raise TypeError(f"{error}. Options of {engine!r}: {', '.join(known) or 'none'}.") from None
         self.engine = resolve_engine(engine, own)
-        self.chains, self.batched = chains, batched
+        self.chains, self.batched, self.residual = chains, batched, residual
         self.handle = Handle()
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -88,7 +90,9 @@ class EngineMixin:
         """Attach the engine in a ``fit``, and set up as usual."""
         if trainer.state.fn == "fit":
             before = self.handle
-            self.handle = self.engine.attach(trainer.lightning_module, self.chains, batched=self.batched)
+            self.handle = self.engine.attach(
+                trainer.lightning_module, self.chains, batched=self.batched, residual=self.residual
+            )
             if self._restored is None and before.blocks == self.handle.blocks:
                 # Another fit of the same model continues with the engine's state of the last one.
                 self._restored = before.state_dict()

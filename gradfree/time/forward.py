@@ -107,7 +107,7 @@ class SingleStepWarning:
             if not self.left:
                 warnings.warn(
                     f"{self.path or 'the recurrent layer'} has been called with single steps only, where an engine "
-                    "gains nothing. Pass whole sequences. For sequences whose state is reset in the middle, call "
+                    "makes it slower. Pass whole sequences. For sequences whose state is reset in the middle, call "
                     "gradfree.run_with_resets(layer, input, state, resets).",
                     stacklevel=2,
                 )

@@ -26,6 +26,7 @@ from gradfree.time.fused_layer import FusedLayer, LayerFunction, chain_paths
 from gradfree.time.packing import Packing
 from gradfree.torchside.guards import refuse_transforms
 from gradfree.torchside.hooks import when_backward
+from gradfree.torchside.private import uncompiled
 from gradfree.torchside.unsaved import Unsaved
 
 RunLayer = Callable[[int, Tensor, Sequence[Tensor], Sequence[Any]], Sequence[Tensor]]
@@ -101,6 +102,8 @@ class RecurrentRecorder:
         """Restore the module's own ``forward``."""
         del self.module.forward
 
+    # The compiler would unroll the steps, which takes minutes. It leaves torch's own recurrent layers out, too.
+    @uncompiled
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Return the same as the module's own ``forward``: bitwise, or to the tolerance of the engine's own forward."""
         kind: Any = type(self.module)

@@ -16,7 +16,7 @@ from gradfree.time.cell_layer import CellLayer, ElementwiseCell, Ends, state_pro
 from gradfree.time.forward import Recurrence, SingleStepWarning, run
 from gradfree.time.unrolled_chain import UnrolledChain, autocast_now, cell_problems, check_batched_states
 from gradfree.torchside.guards import check_finite, refuse_batched, refuse_second_derivatives, refuse_transforms, saved
-from gradfree.torchside.private import version
+from gradfree.torchside.private import uncompiled, version
 from gradfree.torchside.sharding import sharded
 from gradfree.torchside.unsaved import Unsaved
 
@@ -85,6 +85,7 @@ class CellRecorder:
         """Restore the layer's own loop."""
         del self.layer.unroll
 
+    @uncompiled
     def unroll(self, x: Tensor, parts: Sequence[Tensor], ends: Ends | None = None) -> Sequence[Tensor]:
         """Run the cell over the sequence, recorded for the engine; arguments and result as in the layer's own loop.
 

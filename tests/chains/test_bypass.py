@@ -5,6 +5,7 @@ import warnings
 
 import pytest
 import torch
+from torch import nn
 
 import gradfree
 from gradfree.fidelity import loss_fidelity
@@ -80,6 +81,29 @@ def test_an_optimizer_step_warns_once():
             step(model, optimizer)
         optimizer.detach()
     assert [bool(re.match(ALL, str(warning.message))) for warning in caught] == [True]
+
+
+class SideBySide(nn.Module):
+    """Blocks that run on the same input."""
+
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList(Plain() for _ in range(3))
+
+    def forward(self, x):
+        return sum(block(x) for block in self.blocks)
+
+
+@pytest.mark.parametrize("needed", [False, True], ids=["input of no gradient", "input with gradient"])
+def test_blocks_that_are_separate_chains_give_a_warning(needed):
+    model, x = SideBySide(), batch().requires_grad_(needed)
+    optimizer = wrapped(model)
+    model(x).pow(2).sum().backward()
+    with pytest.warns(UserWarning, match=r"has no effect: each block is a separate chain, .* computed by the model"):
+        optimizer.step()
+    optimizer.detach()
+    with pytest.warns(UserWarning, match="has no effect"):
+        gradfree.gradient_fidelity(gradfree.create_engine("highway_bp"), model, loss_fn, (x, batch()))
 
 
 def stale(model, optimizer):

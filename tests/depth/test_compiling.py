@@ -4,7 +4,9 @@ import pytest
 import torch
 from lightning_runs import REGISTERED, over, quiet
 from plain_modules import Net
+from torch import nn
 
+import gradfree
 from gradfree.testing.cases.models import assert_equal_gradients, gradients
 
 pytestmark = [quiet, pytest.mark.slow]
@@ -44,3 +46,19 @@ def test_compiled_models_get_the_engines_gradients(engine, kind, way):
     with engine.attach(net):
         assert_equal_gradients(gradients(net, lambda: run(x)), expected)
     assert_equal_gradients(gradients(net, lambda: run(x)), exact)
+
+
+@pytest.mark.parametrize("layer", [nn.GRU, lambda *sizes: gradfree.CellLayer(nn.GRUCell(*sizes))], ids=["GRU", "cells"])
+def test_the_compiler_does_not_unroll_the_steps_of_recorded_layers(layer):
+    net, sizes = nn.Sequential(nn.Linear(3, 3), layer(3, 4)), []
+
+    def backend(graph, _):
+        sizes[-1] += len(graph.graph.nodes)
+        return graph
+
+    with gradfree.create_engine("backprop").attach(net):
+        for steps in (16, 64):
+            torch.compiler.reset()
+            sizes.append(0)
+            torch.compile(net, backend=backend)(torch.randn(steps, 2, 3))[0].sum().backward()
+    assert sizes[0] == sizes[1]

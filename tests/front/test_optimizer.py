@@ -49,9 +49,13 @@ def test_its_state_loads_into_a_plain_optimizer_and_back():
     assert again.state[next(resumed.parameters())]["step"] == 6
 
 
+def test_a_residual_path_can_be_declared():
+    assert wrapped(plain_model(), "highway_bp", residual=0.5).handle.chains["blocks"].declared == 0.5
+
+
 def test_a_closure_is_called_as_the_wrapped_optimizer_calls_it():
     model, x, calls = plain_model(), torch.randn(4, 6), []
-    optimizer = gradfree.EngineOptimizer(torch.optim.LBFGS(model.parameters(), max_iter=3), model)
+    optimizer = gradfree.EngineOptimizer(torch.optim.LBFGS(model.parameters(), max_iter=3), model, "highway_bp")
 
     def closure():
         optimizer.zero_grad()
@@ -103,7 +107,10 @@ def test_the_wrapped_optimizers_state_and_groups_cannot_be_set_on_the_wrapper(na
     [
         (lambda m: wrapped(m, optimizer=m), "optimizer must be a torch.optim.Optimizer, not a Model."),
         (lambda m: wrapped(nn.Linear(2, 2), optimizer=torch.optim.SGD(m.parameters(), 0.1)), "none of the param"),
-        (lambda m: gradfree.EngineOptimizer(torch.optim.SGD(m.parameters(), 0.1), None), "must be an nn.Module, not"),
+        (
+            lambda m: gradfree.EngineOptimizer(torch.optim.SGD(m.parameters(), 0.1), None, "backprop"),
+            "must be an nn.Module, not",
+        ),
         (lambda m: wrapped(m, watch=100), "watch must be a gradfree.GradientWatch(every=100), not 100"),
         (lambda m: wrapped(m, "sgd"), "no engine is called"),
         (lambda m: wrapped(m, HIGHWAY, gamma=0.2), "has its options already; gamma would be ignored"),

@@ -44,6 +44,7 @@ LEFT = {
     "an LSTM in float32, wide": (lambda: nn.LSTM(3, 64).float(), (20, 64, 3)),
     "stacked, both directions": (lambda: nn.LSTM(3, 8, 2, bidirectional=True).float(), (20, 4, 3)),
     "an LSTM in float32, packed": (lambda: Packed(nn.LSTM(3, 8).float()), (20, 4, 3)),
+    "a wide batch of a width that is no multiple of 16": (lambda: nn.GRU(3, 100), (20, 48, 3)),
     "short, batch first": (lambda: nn.GRU(3, 8, batch_first=True), (4, 5, 3)),
 }
 
