@@ -104,15 +104,6 @@ def test_models_have_about_the_papers_number_of_parameters(name, options, thousa
     assert sum(p.numel() for p in model.parameters()) == pytest.approx(1000 * thousands, rel=0.01)
 
 
-def test_plain_recurrent_lm_has_residual_connections_between_its_layers():
-    model, tokens = small("recurrent_lm"), torch.randint(11, (4, 7))
-    first, second, third = model.stack.rnns
-    h1 = first(model.embedding(tokens))[0]
-    h2 = h1 + second(h1)[0]
-    h3 = h2 + third(h2)[0]
-    torch.testing.assert_close(model(tokens), model.head(h3))
-
-
 def test_transformer_recurrent_lm_equals_the_dsf_papers_model():
     model, tokens = small("recurrent_lm", block="transformer", layers=2), torch.randint(11, (4, 7))
     for parameter in model.parameters():

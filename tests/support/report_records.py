@@ -95,11 +95,11 @@ def chart(section, ending):
 
 
 def lines(chart):
-    """Return the points of each line by label; for a point without ``x``, its ``y``."""
+    """Return the points of each line by label."""
     found = {}
     for label, x, y in chart.points.select("label", "x", "y").iter_rows():
         found.setdefault(label, []).append([x, y])
-    return {label: points if points[0][0] is not None else points[0][1] for label, points in found.items()}
+    return found
 
 
 def fact_values(section, **where):
