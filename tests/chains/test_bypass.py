@@ -90,10 +90,8 @@ class SideBySide(Model):
         return [sum(block(h) for block in self.blocks)]
 
 
-@pytest.mark.parametrize("needed", [False, True])
-def test_blocks_that_are_separate_chains_give_a_warning(needed):
+def test_blocks_that_are_separate_chains_give_a_warning():
     model = SideBySide([Plain() for _ in range(3)])
-    model.stem.requires_grad_(needed)
     optimizer = wrapped(model)
     with pytest.warns(UserWarning, match=r"has no effect: each block is a separate chain, .* computed by the model"):
         step(model, optimizer)
