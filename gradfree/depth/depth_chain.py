@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import NamedTuple, Protocol
+from collections.abc import Sequence
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -34,25 +34,6 @@ class Attached(Protocol):
     mixing: Mixing
     declared: float | None
     requires_residual: bool
-
-
-class Trained(NamedTuple):
-    """The trainable parameters of a pass.
-
-    Attributes:
-        parameters: each once.
-        numbers: the index of each parameter, by its id.
-    """
-
-    parameters: Sequence[Tensor]
-    numbers: dict[int, int]
-
-    @classmethod
-    def collect(cls, parameters: Iterable[Tensor]) -> Trained:
-        """Return ``parameters``, each once."""
-        # By id: the hash of a tensor is computed in Python, which is slow.
-        once = {id(p): p for p in parameters}
-        return cls([*once.values()], dict(zip(once, range(len(once)), strict=True)))
 
 
 _SEPARATE_WALKS = 32

@@ -25,7 +25,7 @@ may be called several times before one backward pass.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from threading import Lock
 from typing import Any
 
@@ -35,7 +35,7 @@ from torch.autograd.graph import get_gradient_edge
 
 from gradfree.algebra.cotangents import Cotangent, plus
 from gradfree.chains.chain import ChainGradients
-from gradfree.depth.depth_chain import Attached, DepthChain, Trained
+from gradfree.depth.depth_chain import Attached, DepthChain
 from gradfree.depth.link import Link, add_extra_vjps, add_inside, added, check_untouched
 from gradfree.depth.nodes import EXIT, ONLY_INSIDE, Anchor, Entry, Exit, Start
 from gradfree.errors import ChainError
@@ -52,22 +52,26 @@ class DepthPass:
 
     Args:
         chain: the chain that the pass runs through.
-        trained: its trainable parameters.
+        trained: its trainable parameters; some may be there several times.
         inputs: the first block's inputs that need a gradient, without the state.
 
     Attributes:
         chain_ref: a weak reference to the chain.
         anchors: the leaves before the chain and the parameters of the blocks so far, or Anchors of many of these. What
             the next entry leads to, besides a leaf, so that it needs a gradient.
+        parameters: the trainable parameters, each once.
         numbers: the index of each parameter, by its id.
         links: the blocks that have run.
         solving: whether the engine is solving the chain now.
     """
 
-    def __init__(self, chain: Attached, trained: Trained, inputs: Sequence[Tensor]):
+    def __init__(self, chain: Attached, trained: Iterable[Tensor], inputs: Sequence[Tensor]):
         # solve() deletes `chain`: a state stored on a module would otherwise form a reference cycle with it.
         self.chain, self.chain_ref = chain, weakref.ref(chain)
-        self.parameters, self.numbers = trained
+        # By id: the hash of a tensor is computed in Python, which is slow.
+        once = {id(p): p for p in trained}
+        self.parameters: Sequence[Tensor] = [*once.values()]
+        self.numbers = dict(zip(once, range(len(once)), strict=True))
         self.anchors: list[Tensor] = []
         self._leaf = torch.empty(0, requires_grad=True)
         self.inputs = [(tensor, get_gradient_edge(tensor)) for tensor in inputs]

@@ -21,7 +21,6 @@ from gradfree.chains.refusals import hooked
 from gradfree.chains.site import Removable, Site
 from gradfree.chains.solving import Attachment
 from gradfree.depth.block_jacobians import Mixing
-from gradfree.depth.depth_chain import Trained
 from gradfree.depth.depth_pass import DepthPass
 from gradfree.depth.link import Link, has_hooks, refuse_hooks
 from gradfree.depth.nodes import BORDERS, ENTRY, EXIT
@@ -108,17 +107,11 @@ class RecordedChain:
             )
         return DepthPass(self, self.trained(), inputs)
 
-    def trained(self) -> Trained:
+    def trained(self) -> list[Tensor]:
         """Return the parameters that need a gradient: those of the blocks and of the model around them."""
         inner = [p for named in self._parameters for p in named.values() if p is not None and p.requires_grad]
         outer = [p for p in self.attachment.outside_parameters() if p.requires_grad and not is_dtensor(p)]
-        return Trained.collect([*inner, *outer])
-
-    def first_of(self, state: Tensor) -> str | None:
-        """Return the path of the first block that needs a gradient in a pass from ``state``."""
-        needed = state.requires_grad
-        paths = (path for path, b in self.blocks.items() if needed or any(p.requires_grad for p in b.parameters()))
-        return next(paths, None)
+        return [*inner, *outer]
 
     def check(self, block: nn.Module) -> None:
         """Check for what may have been added since the engine was attached.
@@ -277,7 +270,7 @@ class BlockRecorder:
             self.chain.split(self.path, reason)
         else:
             self.chain.check(block)
-            if self.path != self.chain.first_of(state):
+            if state.requires_grad and self.path != next(iter(self.chain.blocks)):
                 self.chain.split(self.path, BETWEEN)
         recording = self.chain.begin(state, others)
         return recording, recording.begin(state)

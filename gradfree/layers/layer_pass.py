@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
 from itertools import zip_longest
 
@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import get_gradient_edge
 
-from gradfree.depth.depth_chain import Trained
 from gradfree.depth.depth_pass import DepthPass
 from gradfree.depth.link import Link
 from gradfree.depth.recorder import BlockRecorder, RecordedChain
@@ -29,12 +28,11 @@ class RecordedLayers(RecordedChain):
 
     def begin(self, state: Tensor, inputs: Sequence[Tensor]) -> LayeredPass:
         """Return a new pass that starts from ``state``."""
-        return LayeredPass(self, Trained.collect(self.layer_parameters()), state, inputs)
+        return LayeredPass(self, self.trained(), state, inputs)
 
-    def layer_parameters(self) -> Iterator[Tensor]:
-        """Yield the trainable parameters of the layers."""
-        for parameters in self._parameters:
-            yield from (p for p in parameters.values() if p is not None and p.requires_grad)
+    def trained(self) -> list[Tensor]:
+        """Return the trainable parameters of the layers."""
+        return [p for own in self._parameters for p in own.values() if p is not None and p.requires_grad]
 
     def split(self, path: str, reason: str) -> None:
         """Raise: an engine for layers needs the error at the end of the whole chain."""
@@ -55,7 +53,7 @@ class LayeredPass(DepthPass):
 
     chain: RecordedLayers
 
-    def __init__(self, chain: RecordedLayers, trained: Trained, state: Tensor, inputs: Sequence[Tensor]):
+    def __init__(self, chain: RecordedLayers, trained: Iterable[Tensor], state: Tensor, inputs: Sequence[Tensor]):
         super().__init__(chain, trained, inputs)
         self.initial, self.input_requires_grad = state.detach(), state.requires_grad
         self._entered = [(tensor, tensor._version) for tensor in (self.initial, *self.parameters)]
@@ -138,7 +136,7 @@ class LayeredPass(DepthPass):
 
     def check_unchanged(self) -> None:
         """Raise if the parameters, their values or the chain's input have changed since the forward pass."""
-        known = zip_longest(Trained.collect(self.chain.layer_parameters()).parameters, self.parameters, self._data)
+        known = zip_longest({id(p): p for p in self.chain.trained()}.values(), self.parameters, self._data)
         # A parameter with another dtype than in the pass is not the one in autograd's graph.
         if any(p is not trained or p.dtype is not data.dtype for p, trained, data in known):
             raise ChainError(
