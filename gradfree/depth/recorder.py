@@ -201,11 +201,11 @@ class BlockRecorder:
             return None
         # If the block returns an input unchanged, the model gets its original tensor back.
         same = {} if in_place else {id(e): t for e, t in zip(call.entered, call.tensors, strict=True)}
-        if self.chain.skips and id(state) in same:
-            joined = self.port.join(same[id(state)], rest)
-            return joined if rest is None else replaced(joined, same)
         others = () if rest is None else tensors_in(out)
         extra = [t for t in others if t.requires_grad and t is not state and id(t) not in same]
+        if self.chain.skips and id(state) in same and not extra:
+            joined = self.port.join(same[id(state)], rest)
+            return joined if rest is None else replaced(joined, same)
         after, *outputs = call.recording.leave(self._link(block, state, extra, in_place, call), call.before)
         joined = self.port.join(after, rest)
         if rest is None:

@@ -99,6 +99,7 @@ PAIR = replace(BLOCK, returns="tuple")
 ROW = {"blocks": (LINEAR,) * 3, "whole": True, "batched": True}
 UNUSUAL = {
     "a loss on every state": ({"taps": (True,) * 9}, "exact"),
+    "inputs returned, and a part": ({"blocks": (replace(BLOCK, form="x", returns="view"),) * 3, "rest": True}, "exact"),
     "a repeated block": ({"order": (0, 1, 1, 0)}, "exact"),
     "blocks in checkpoints": ({"around": "checkpoint"}, "exact"),
     "blocks in reentrant checkpoints": ({"around": "reentrant"}, "exact; its input is computed by the model"),
