@@ -31,18 +31,23 @@ def bypass_message(site: Site, has_gradient: Callable[[nn.Parameter], bool]) -> 
         # A block that did not run (LayerDrop) may still share a weight or two with the loss, so all must have one.
         if own and all(map(has_gradient, own)):
             paths.append(path)
-    if not paths and len(site.blocks) > 1 and len(site.blocks.keys() - site.splits.keys()) < 2:
-        return (
-            f"the engine on {path_name(site.path)} has no effect: each block is a separate chain, so the gradients are "
-            f"autograd's. Of the last block: {[*site.splits.values()][-1]}. Put what the model computes between blocks "
-            "into them, or name other chains=[...]."
-        )
     if not paths:
-        return None
+        return _separate_message(site)
     which = f"{len(paths)} of its {len(site.blocks)} blocks ({paths[0]}, ...)" if len(paths) > 1 else f"{paths[0]!r}"
     return (
         f"the engine on {path_name(site.path)} has never run for {which}, but their parameters have gradients "
         "from autograd. The model bypasses the engine: it runs layers of a block by themselves, or a forward without "
         f"hooks; handle.chains[{site.path!r}].splits may say why. Call block(x), or leave the chain out, chains=[...]. "
         "Ignore this for a loss on weights only (a penalty)."
+    )
+
+
+def _separate_message(site: Site) -> str | None:
+    """Return the warning that each block of ``site`` is a separate chain; ``None`` if some are not."""
+    if len(site.blocks) < 2 or len(site.blocks.keys() - site.splits.keys()) > 1:
+        return None
+    return (
+        f"the engine on {path_name(site.path)} has no effect: each block is a separate chain, so the gradients are "
+        f"autograd's. Of the last block: {[*site.splits.values()][-1]}. Put what the model computes between blocks "
+        "into them, or name other chains=[...]."
     )

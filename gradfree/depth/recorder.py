@@ -109,9 +109,12 @@ class RecordedChain:
 
     def trained(self) -> list[Tensor]:
         """Return the parameters that need a gradient: those of the blocks and of the model around them."""
-        inner = [p for named in self._parameters for p in named.values() if p is not None and p.requires_grad]
         outer = [p for p in self.attachment.outside_parameters() if p.requires_grad and not is_dtensor(p)]
-        return [*inner, *outer]
+        return [*self.trained_in_blocks(), *outer]
+
+    def trained_in_blocks(self) -> list[Tensor]:
+        """Return the parameters of the blocks that need a gradient."""
+        return [p for named in self._parameters for p in named.values() if p is not None and p.requires_grad]
 
     def check(self, block: nn.Module) -> None:
         """Check for what may have been added since the engine was attached.

@@ -28,11 +28,7 @@ class RecordedLayers(RecordedChain):
 
     def begin(self, state: Tensor, inputs: Sequence[Tensor]) -> LayeredPass:
         """Return a new pass that starts from ``state``."""
-        return LayeredPass(self, self.trained(), state, inputs)
-
-    def trained(self) -> list[Tensor]:
-        """Return the trainable parameters of the layers."""
-        return [p for own in self._parameters for p in own.values() if p is not None and p.requires_grad]
+        return LayeredPass(self, self.trained_in_blocks(), state, inputs)
 
     def split(self, path: str, reason: str) -> None:
         """Raise: an engine for layers needs the error at the end of the whole chain."""
@@ -136,7 +132,7 @@ class LayeredPass(DepthPass):
 
     def check_unchanged(self) -> None:
         """Raise if the parameters, their values or the chain's input have changed since the forward pass."""
-        known = zip_longest({id(p): p for p in self.chain.trained()}.values(), self.parameters, self._data)
+        known = zip_longest({id(p): p for p in self.chain.trained_in_blocks()}.values(), self.parameters, self._data)
         # A parameter with another dtype than in the pass is not the one in autograd's graph.
         if any(p is not trained or p.dtype is not data.dtype for p, trained, data in known):
             raise ChainError(

@@ -25,14 +25,15 @@ def newton_gradients(chain: TimeChain, direct: State, options: NewtonOptions) ->
         options: the engine's options.
     """
     stopping = options.stopping(len(chain), chain.like[0], chain.kind)
-    backward, delta = None, direct
+    backward: Pass | None = None
+    delta: State | None = None
     if stopping is not None and all(e is None or (e.dim() == 3 and not e.is_complex()) for e in direct):
         backward = Pass(chain.path, "backward", chain.memory.of("newton"))
         if not backward.is_paused:
-            delta, backward.outcome = _solve(chain, direct, options, stopping)
+            found, backward.outcome = _solve(chain, direct, options, stopping)
+            delta = found if backward.outcome.settled else None
     record_passes(chain, chain.forward_pass, backward)
-    settled = backward is not None and backward.outcome is not None and backward.outcome.settled
-    return chain.gradients(delta) if settled else chain.backpropagate(direct)
+    return chain.backpropagate(direct) if delta is None else chain.gradients(delta)
 
 
 def _solve(chain: TimeChain, direct: State, options: NewtonOptions, stopping: StoppingRule) -> tuple[State, Outcome]:

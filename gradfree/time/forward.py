@@ -195,7 +195,7 @@ def _run_each_direction(recurrence: Recurrence, forward: Forward) -> Trajectory 
     each = len(recurrence.weights) // recurrence.directions
     runs = []
     for d in range(recurrence.directions):
-        run = forward(
+        found = forward(
             replace(
                 recurrence,
                 x=recurrence.x.flip(0) if d else recurrence.x,
@@ -206,9 +206,9 @@ def _run_each_direction(recurrence: Recurrence, forward: Forward) -> Trajectory 
                 paths=recurrence.paths[d : d + 1],
             )
         )
-        if run is None:
+        if found is None:
             return None
-        runs.append(run)
-    outs = [run.out.flip(0) if direction else run.out for direction, run in enumerate(runs)]
-    finals = [torch.cat(part) for part in zip(*(run.finals for run in runs), strict=True)]
-    return Trajectory(torch.cat(outs, -1), finals, passes=[each_pass for run in runs for each_pass in run.passes])
+        runs.append(found)
+    outs = [found.out.flip(0) if direction else found.out for direction, found in enumerate(runs)]
+    finals = [torch.cat(part) for part in zip(*(found.finals for found in runs), strict=True)]
+    return Trajectory(torch.cat(outs, -1), finals, passes=[each_pass for found in runs for each_pass in found.passes])
