@@ -238,7 +238,7 @@ class DepthChain(Chain):
         for group in groups:
             links, cotangents = [self.links[i] for i in group], [dense[i] for i in group]
             if group[-1] > 0:
-                links[-1] = links[-1].with_fields(state=None)
+                links[-1] = links[-1].without_state()
             initial = self._add_local(links, cotangents, total, keep=self.keep_graph or len(groups) > 1)
             for i in group:
                 self.release(i)
@@ -268,7 +268,7 @@ class DepthChain(Chain):
                 self.deltas[link.path] = d.detach()
         # A parameter may have been frozen after the forward pass: it gets no gradient, as in autograd.
         numbers = sorted({n for link in links for n in link.parameters if self.parameters[n].requires_grad})
-        entries = [(n, edge) for link in links for n, edge in link.inputs]
+        entries = [(n, edge) for link in links for n, edge in link.graph.inputs]
         first = [] if links[-1].state is None else [links[-1].state]
         leaves = [self.parameters[n] for n in numbers]
         if not first and not entries and not leaves:

@@ -5,16 +5,16 @@ Forward, for each block (:class:`~gradfree.depth.recorder.BlockRecorder`, the no
 1. *Before the block runs*, the graph node of its state identifies the pass. A state without such a node begins a new
    pass, with a Start node in the graph. An Entry node gives the block the state without history.
 2. *The block runs* as usual. Its graph ends at its Entry.
-3. *After the block has run*, its graph is walked once: to find the parameters that it leads to, and to refuse tensors
-   from outside of the chain. The graph becomes a :class:`~gradfree.depth.link.Link` of the pass, and the model gets the
+3. *After the block has run*, its graph becomes a :class:`~gradfree.depth.link.Link` of the pass, and the model gets the
    output of an Exit node.
 
 Backward, in one call of ``loss.backward()``:
 
 4. Autograd runs every Exit, and those Entries that the loss leads to. They collect the direct cotangents e_i.
-5. Autograd runs Start last. The pass refuses changes and hooks that neither autograd nor the nodes notice, and makes a
-   :class:`~gradfree.depth.depth_chain.DepthChain` of its links. The engine solves it: VJPs and parameter gradients are
-   calls of ``torch.autograd.grad`` on the blocks' graphs.
+5. Autograd runs Start last. The pass walks each block's graph once, to find the parameters that it leads to and to
+   refuse tensors from outside of the chain. It refuses changes and hooks that neither autograd nor the nodes notice,
+   and makes a :class:`~gradfree.depth.depth_chain.DepthChain` of its links. The engine solves it: VJPs and parameter
+   gradients are calls of ``torch.autograd.grad`` on the blocks' graphs.
 6. Start returns all gradients to autograd, which adds them to ``.grad`` as usual.
 
 With ``retain_graph=True`` another backward pass may solve the chain again. Otherwise the links are freed, and a later
@@ -24,8 +24,9 @@ may be called several times before one backward pass.
 
 from __future__ import annotations
 
+import itertools
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from threading import Lock
 from typing import Any
 
@@ -36,14 +37,14 @@ from torch.autograd.graph import get_gradient_edge
 from gradfree.algebra.cotangents import Cotangent, plus
 from gradfree.chains.chain import ChainGradients
 from gradfree.depth.depth_chain import Attached, DepthChain
-from gradfree.depth.link import Link, add_extra_vjps, add_inside, added, check_untouched
+from gradfree.depth.link import Link, add_extra_vjps, add_inside, added, check_link
 from gradfree.depth.nodes import EXIT, ONLY_INSIDE, Anchor, Entry, Exit, Start
 from gradfree.errors import ChainError
 from gradfree.torchside.graph import walk
 from gradfree.torchside.guards import check_finite, refuse_batched
-from gradfree.torchside.private import asked_for, backward_id, keeps_graph, will_run
+from gradfree.torchside.private import asked_for, backward_id, hooks_of, keeps_graph, will_run
 
-_MANY = 8
+_MANY = 16
 """An Entry leads to at most so many tensors."""
 
 
@@ -52,28 +53,36 @@ class DepthPass:
 
     Args:
         chain: the chain that the pass runs through.
-        trained: its trainable parameters; some may be there several times.
+        trained: the trainable parameters of each block, by the block's path.
         inputs: the first block's inputs that need a gradient, without the state.
+        outside: other trainable parameters of the model, which a block may use.
 
     Attributes:
         chain_ref: a weak reference to the chain.
-        anchors: the leaves before the chain and the parameters of the blocks so far, or Anchors of many of these. What
-            the next entry leads to, besides a leaf, so that it needs a gradient.
+        anchors: what the next entry leads to: the leaves before the chain, the parameters outside of the blocks and
+            those of the blocks so far, or Anchors of many of these; and a leaf, so that it needs a gradient.
         parameters: the trainable parameters, each once.
         numbers: the index of each parameter, by its id.
         links: the blocks that have run.
         solving: whether the engine is solving the chain now.
     """
 
-    def __init__(self, chain: Attached, trained: Iterable[Tensor], inputs: Sequence[Tensor]):
+    def __init__(
+        self,
+        chain: Attached,
+        trained: Mapping[str, Sequence[Tensor]],
+        inputs: Sequence[Tensor],
+        outside: Sequence[Tensor] = (),
+    ):
         # solve() deletes `chain`: a state stored on a module would otherwise form a reference cycle with it.
         self.chain, self.chain_ref = chain, weakref.ref(chain)
         # By id: the hash of a tensor is computed in Python, which is slow.
-        once = {id(p): p for p in trained}
+        self._trained = trained
+        once = {id(p): p for p in (*itertools.chain(*trained.values()), *outside)}
         self.parameters: Sequence[Tensor] = [*once.values()]
         self.numbers = dict(zip(once, range(len(once)), strict=True))
-        self.anchors: list[Tensor] = []
         self._leaf = torch.empty(0, requires_grad=True)
+        self.anchors: list[Tensor] = [self._leaf, *outside]
         self.inputs = [(tensor, get_gradient_edge(tensor)) for tensor in inputs]
         self.links: list[Link] = []
         self.solving = False
@@ -107,14 +116,12 @@ class DepthPass:
         """Return ``tensors`` without history, for the block at ``path``; for ``numbers`` see :class:`Entry`."""
         if not tensors:
             return ()
-        anchors: Sequence[Tensor] = ()
+        anchors = [self._leaf]
         if self.may_keep_inside(path):
             if len(self.anchors) > _MANY:
                 self.anchors = [Anchor.apply(*self.anchors)]
             anchors = self.anchors
-        entered: Sequence[Tensor] = Entry.apply(
-            self._ref, len(self.links), path, numbers, tensors, self._leaf, *anchors
-        )
+        entered: Sequence[Tensor] = Entry.apply(self._ref, len(self.links), path, numbers, tensors, *anchors)
         return entered
 
     def may_keep_inside(self, path: str) -> bool:
@@ -130,10 +137,16 @@ class DepthPass:
         outputs: Sequence[Tensor] = Exit.apply(self, index, False, before, [link.out])
         if link.extra:
             outputs += Exit.apply(self, index, True, outputs[0], link.extra)
-        link.observe(outputs[0])
-        self.anchors += [self.parameters[n] for n in link.parameters]
+        link.after = weakref.ref(outputs[0])
+        self.anchors += self._trained[link.path]
         self.links.append(link)
         return outputs
+
+    def observe(self, index: int, state: Tensor) -> None:
+        """Called when the state after link ``index`` gets its first gradient hook."""
+        hooks = hooks_of(state)
+        if not self._freed and hooks is not None:
+            self.links[index].hooks = weakref.ref(hooks)
 
     def collect(self, index: int, extra: bool, cotangents: Sequence[Cotangent]) -> None:
         """Store the direct cotangents of what link ``index`` has returned: its state, or its extra outputs."""
@@ -253,7 +266,7 @@ class DepthPass:
             raise ChainError(self._not_whole())
         inside = {index for index, number, _ in self._inside if number is None}
         for i, link in enumerate(self.links):
-            check_untouched(link)
+            check_link(link)
             # The loss reaches the root if it uses the block's undetached output, or a view of it.
             if link.root is not None and link.has_changed and (link.is_shared or will_run(link.root)):
                 raise ChainError(

@@ -8,19 +8,44 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from operator import itemgetter
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, Node
+from torch.utils.checkpoint import CheckpointFunction
 
 from gradfree.algebra.cotangents import Cotangent, Factor, plus
 from gradfree.chains.chain import ChainGradients
+from gradfree.depth.nodes import BORDERS
 from gradfree.errors import ChainError
-from gradfree.torchside.graph import was_cast
+from gradfree.torchside.graph import Reached, may_write, walk, was_cast
 from gradfree.torchside.hooks import without_hooks
-from gradfree.torchside.private import hooks_of, shared_hooks, version
+from gradfree.torchside.private import hooks_of, version
 from gradfree.torchside.residual import residual_factor
+
+
+class BlockGraph(NamedTuple):
+    """What a block's graph leads to.
+
+    Attributes:
+        state: the edge where h_{i-1} enters the graph of the block's output; ``None`` if it does not, or needs no
+            gradient.
+        inputs: the edges where other tensors that need a gradient enter it, with their indices in the chain.
+        entries: the edges where inputs enter the graph of the output or of extra outputs, with their indices, ``None``
+            for the state.
+        parameters: the indices in the chain of the trainable parameters that the graph leads to.
+        writes: whether a backward walk through the graph may change its first cotangent in place.
+        problem: why no chain can contain the block; ``None`` if there is no such reason.
+    """
+
+    state: GradientEdge | None
+    inputs: Sequence[tuple[int, GradientEdge]]
+    entries: Sequence[tuple[int | None, GradientEdge]]
+    parameters: Sequence[int]
+    writes: bool
+    problem: str | None
 
 
 @dataclass(eq=False)
@@ -31,18 +56,15 @@ class Link:
         path: the block's module path.
         block: the block.
         out: the block's output h_i, the root of the graph.
-        state: the edge where h_{i-1} enters the graph of ``out``; ``None`` if it does not, or needs no gradient.
-        inputs: the edges where other tensors that need a gradient enter it, with their indices in the chain.
-        parameters: the indices in the chain of the trainable parameters that the graph leads to.
+        entry: the node by which inputs enter the graph; ``None`` if none needs a gradient.
+        numbers: the index in the chain of each output of ``entry``; ``None`` for the state.
+        known: the index in the chain of each trainable parameter, by its id.
         root: the node that computed ``out``; ``None`` if the graph is not kept.
-        writes: whether a backward walk through the graph may change its first cotangent in place.
         given: the detached state that the block got; ``None`` if it needs no gradient, or is freed.
         version: the version counter of ``out`` when the block returned it.
         after: the state that the model got. A weak reference: the state leads to its Exit node and so to the pass.
-        hooks: the gradient hooks on ``after``; the graph keeps them even if the model drops the state.
+        hooks: the gradient hooks on ``after``, if there are any; kept alive by the graph.
         extra: other outputs of the block that need a gradient; roots of the same graph.
-        entries: the edges where inputs enter the graph of ``out`` or ``extra``, with their indices, ``None`` for the
-            state.
         in_place: whether the block has changed its input state in place.
         end: the edge that stands for ``out`` if its values are freed; ``out`` is on the meta device then.
     """
@@ -50,19 +72,71 @@ class Link:
     path: str
     block: nn.Module
     out: Tensor
-    state: GradientEdge | None
-    inputs: Sequence[tuple[int, GradientEdge]]
-    parameters: Sequence[int]
+    entry: Node | None
+    numbers: Sequence[int | None]
+    known: Mapping[int, int]
     root: Node | None
-    writes: bool
     given: Tensor | None = None
     version: int = 0
+    extra: Sequence[Tensor] = ()
+    in_place: bool = False
     after: weakref.ref[Tensor] | None = None
     hooks: weakref.ref[OrderedDict[int, Any]] | None = None
-    extra: Sequence[Tensor] = ()
-    entries: Sequence[tuple[int | None, GradientEdge]] = ()
-    in_place: bool = False
     end: GradientEdge | None = None
+
+    @cached_property
+    def graph(self) -> BlockGraph:
+        """What the block's graph leads to; it is walked when this is first needed, in the backward pass."""
+        own = () if self.entry is None else (self.entry,)
+        reached = walk([self.out, *self.extra], own)
+        entries = [(self.numbers[n], GradientEdge(node, n)) for node, n in sorted(reached.stops, key=itemgetter(1))]
+        of_out = entries
+        if self.extra:
+            stops = walk([self.out], own).stops
+            of_out = [entry for entry in entries if entry[1][:2] in stops]
+        return BlockGraph(
+            state=of_out[0][1] if of_out and of_out[0][0] is None else None,
+            inputs=[(number, edge) for number, edge in of_out if number is not None],
+            entries=entries,
+            parameters=[self.known[id(leaf)] for leaf in reached.leaves if id(leaf) in self.known],
+            writes=may_write(reached.kinds),
+            problem=self._problem_with(reached),
+        )
+
+    def _problem_with(self, reached: Reached) -> str | None:
+        """Return the message of an error if the block's graph leads to leaves or nodes outside of the pass."""
+        foreign = next((leaf for leaf in reached.leaves if id(leaf) not in self.known), None)
+        if foreign is not None:
+            what = f"a tensor of shape {tuple(foreign.shape)} that needs a gradient and"
+        elif not reached.kinds.isdisjoint(BORDERS):
+            what = "another state of a chain, or a tensor computed from one,"
+        elif _REENTRANT in reached.kinds:
+            return (
+                f"{self.path} has a checkpoint with use_reentrant=True in it, which only loss.backward() can run. Use "
+                "use_reentrant=False, or leave the block out of the chain: chains=[...]."
+            )
+        else:
+            return None
+        return (
+            f"{self.path} uses {what} that is neither an argument of its call nor a parameter that the model had when "
+            "the engine was attached. Pass it as an argument, or register it and then attach. If the block makes it, "
+            "drop its requires_grad=True. Or leave the block out of the chain: chains=[...]."
+        )
+
+    @property
+    def state(self) -> GradientEdge | None:
+        """The edge where h_{i-1} enters the graph; ``None`` if it does not, or needs no gradient."""
+        return self.graph.state
+
+    @property
+    def parameters(self) -> Sequence[int]:
+        """The indices in the chain of the trainable parameters that the graph leads to."""
+        return self.graph.parameters
+
+    @property
+    def writes(self) -> bool:
+        """Whether a backward walk through the graph may change its first cotangent in place."""
+        return self.graph.writes
 
     @property
     def has_changed(self) -> bool:
@@ -76,17 +150,11 @@ class Link:
         others = self.extra if self.given is None else [self.given, *self.extra]
         return any(other.untyped_storage()._cdata == memory for other in others)
 
-    def observe(self, after: Tensor) -> None:
-        """Store weak references to the model's state and to its hooks, before a hook can be put on it."""
-        self.after, self.hooks = weakref.ref(after), weakref.ref(shared_hooks(after))
-
     @property
     def is_hooked(self) -> bool:
         """Whether the model's state has a gradient hook or ``retain_grad()``."""
-        if self.after is None or self.hooks is None:
-            return False
-        after = self.after()
-        return bool(self.hooks()) or (after is not None and after.retains_grad)
+        after = None if self.after is None else self.after()
+        return (self.hooks is not None and bool(self.hooks())) or (after is not None and has_hooks(after))
 
     @property
     def source(self) -> Tensor | GradientEdge:
@@ -104,6 +172,10 @@ class Link:
         vars(link).update(vars(self), **fields)
         vars(link).pop("residual", None)
         return link
+
+    def without_state(self) -> Link:
+        """Return a copy whose graph does not lead to the state before it."""
+        return self.with_fields(graph=self.graph._replace(state=None))
 
     def writable(self, delta: Tensor) -> Tensor:
         """Return ``delta``, or a copy if the walk may change it in place."""
@@ -137,6 +209,8 @@ def local_backward(where: str, delta: Sequence[Cotangent]) -> Iterator[None]:
         )
 
 
+_REENTRANT: type = CheckpointFunction._backward_cls
+
 _FREED = (
     "its graph is freed already, by an earlier backward pass or by a loss on a tensor that a block or a hook has kept "
     "from inside. Call backward(retain_graph=True), return that tensor from the block beside the state, or use the "
@@ -158,8 +232,8 @@ def refuse_hooks(path: str, given: Tensor | None) -> None:
         )
 
 
-def check_untouched(link: Link) -> None:
-    """Raise if there is a hook on the block's input state, or if its output's graph has been changed in place."""
+def check_link(link: Link) -> None:
+    """Raise if a block uses tensors from outside, has a hook on its input state, or its output's graph has changed."""
     refuse_hooks(link.path, link.given)
     if link.out.grad_fn is not link.root:
         raise ChainError(
@@ -167,6 +241,8 @@ def check_untouched(link: Link) -> None:
             "beside it or kept by the block: the gradient of that change would be lost. Use the out-of-place operation "
             "(y = y + x, not y += x)."
         )
+    if link.graph.problem is not None:
+        raise ChainError(link.graph.problem)
 
 
 def refuse_converted(links: Sequence[Link], parameter: Tensor) -> None:
@@ -203,7 +279,7 @@ def add_extra_vjps(
         The new total.
     """
     reached = [links[i] for i in sorted({i for i, _ in given})]
-    entries = [(i, n, edge) for i in sorted({i for i, _ in given}) for n, edge in links[i].entries]
+    entries = [(i, n, edge) for i in sorted({i for i, _ in given}) for n, edge in links[i].graph.entries]
     numbers = sorted({n for link in reached for n in link.parameters if parameters[n].requires_grad})
     leaves = [parameters[n] for n in numbers]
     if not entries and not leaves:

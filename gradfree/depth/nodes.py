@@ -33,7 +33,7 @@ from gradfree.algebra.cotangents import Cotangent
 from gradfree.errors import ChainError
 from gradfree.torchside.guards import refuse_second_derivatives
 from gradfree.torchside.hooks import spare_hooks
-from gradfree.torchside.private import Function, hooks_of, node_class
+from gradfree.torchside.private import Function, hooks_of, node_class, when_hooked
 
 
 class Recording(Protocol):
@@ -48,6 +48,9 @@ class Recording(Protocol):
 
     def collect_inside(self, index: int, numbers: Sequence[int | None], cotangents: Sequence[Cotangent]) -> None:
         """Store the cotangents of the inputs of link ``index``, from tensors inside its block that the loss uses."""
+
+    def observe(self, index: int, state: Tensor) -> None:
+        """Called when the state after link ``index`` gets its first gradient hook."""
 
     def solve(self) -> tuple[Cotangent, ...]:
         """Return the gradients of the initial state, the other inputs and the parameters."""
@@ -160,6 +163,7 @@ class Exit(Function):
 
 
 START, ENTRY, EXIT = node_class(Start), node_class(Entry), node_class(Exit)
+when_hooked(EXIT, lambda node, state: None if node.extra else node.recording.observe(node.index, state))
 BORDERS = (START, ENTRY, EXIT)
 """Node classes that a block's graph must not lead to, except for its own Entry."""
 

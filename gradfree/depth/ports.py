@@ -6,23 +6,12 @@ import copy
 import dataclasses
 import inspect
 from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from torch import Tensor, nn
 
-
-class Taken(NamedTuple):
-    """The arguments of one call of a block.
-
-    Attributes:
-        state: the state; ``None`` if none was found.
-        inputs: all other tensors that need a gradient.
-        put: takes a new state and new inputs; returns the positional and keyword arguments with these in place.
-    """
-
-    state: Tensor | None
-    inputs: Sequence[Tensor]
-    put: Callable[[Tensor, Sequence[Tensor]], tuple[tuple[Any, ...], dict[str, Any]]]
+Arguments = tuple[tuple[Any, ...], dict[str, Any]]
+"""The positional and the keyword arguments of a call."""
 
 
 class Port:
@@ -46,21 +35,26 @@ class Port:
         self.name = self.state or next(iter(names), None)
         self.position = names.index(self.name) if self.name in names else 0
 
-    def take(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Taken:
-        """Return the state, the other tensors that need a gradient, and a function that replaces them."""
+    def take(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[Tensor | None, Sequence[Tensor], Callable[[Tensor, Sequence[Tensor]], Arguments]]:
+        """Return the state, ``None`` if there is none; the other tensors that need a gradient; and a function.
+
+        The function takes a new state and new other tensors, and returns the arguments with these in place.
+        """
         if len(args) == 1 and not kwargs and self.position == 0:
             state = args[0]  # A short path for most blocks.
-            return Taken(state if isinstance(state, Tensor) else None, (), lambda other, _: ((other,), {}))
+            return state if isinstance(state, Tensor) else None, (), _alone
         given: dict[Any, Any] = dict(enumerate(args)) | kwargs
         key = next((k for k in (self.position, self.name) if k in given), next(iter(given), None))
         live = {k: v for k, v in given.items() if k != key and isinstance(v, Tensor) and v.requires_grad}
 
-        def put(state: Tensor, inputs: Sequence[Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        def put(state: Tensor, inputs: Sequence[Tensor]) -> Arguments:
             new = given | {key: state} | dict(zip(live, inputs, strict=True))
             return tuple(new[n] for n in range(len(args))), {name: new[name] for name in kwargs}
 
         state = given.get(key)
-        return Taken(state if isinstance(state, Tensor) else None, list(live.values()), put)
+        return state if isinstance(state, Tensor) else None, list(live.values()), put
 
     def split(self, out: Any) -> tuple[Tensor | None, Any]:
         """Return the next state, ``None`` if ``out`` has none, and the rest, for :meth:`join`."""
@@ -110,6 +104,10 @@ def register_port(block: type[nn.Module], port: type[Port]) -> None:
 def port_of(block: nn.Module) -> Port:
     """Return the port of ``block``: that of its class or of the nearest base class."""
     return next(_ports[kind] for kind in type(block).__mro__ if kind in _ports)(block)
+
+
+def _alone(state: Tensor, _: Sequence[Tensor]) -> Arguments:
+    return (state,), {}
 
 
 def _arguments(block: nn.Module) -> list[str]:

@@ -7,15 +7,13 @@ outer graph connects the passes, so the gradients stay exact. A block that would
 from __future__ import annotations
 
 from collections.abc import Sequence
-from operator import itemgetter
 from sys import exc_info
 from threading import get_ident
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.graph import GradientEdge, Node
-from torch.utils.checkpoint import CheckpointFunction
+from torch.autograd.graph import Node
 
 from gradfree.chains.refusals import hooked
 from gradfree.chains.site import Removable, Site
@@ -23,12 +21,11 @@ from gradfree.chains.solving import Attachment
 from gradfree.depth.block_jacobians import Mixing
 from gradfree.depth.depth_pass import DepthPass
 from gradfree.depth.link import Link, has_hooks, refuse_hooks
-from gradfree.depth.nodes import BORDERS, ENTRY, EXIT
+from gradfree.depth.nodes import EXIT
 from gradfree.depth.ports import Port, port_of, replaced, tensors_in
 from gradfree.errors import ChainError
-from gradfree.torchside.graph import Reached, may_write, walk
 from gradfree.torchside.guards import refuse_transforms
-from gradfree.torchside.private import recomputed, uncompiled, version
+from gradfree.torchside.private import changes, recomputed, uncompiled
 from gradfree.torchside.sharding import is_dtensor, sharded
 from gradfree.torchside.unsaved import unsaved_hooks
 
@@ -42,6 +39,7 @@ class _Call(NamedTuple):
         tensors: the inputs that need a gradient, as the model has them: the state first, if it is one of them.
         numbers: the number of each of ``tensors`` among the inputs of the pass; ``None`` for the state.
         entered: ``tensors`` without history, as the block gets them.
+        given: the state that the block gets; ``None`` if it needs no gradient.
         entry: the Entry node of ``entered``; ``None`` if that is empty.
         versions: the version counters of ``entered`` before the block runs.
     """
@@ -49,15 +47,11 @@ class _Call(NamedTuple):
     recording: DepthPass
     before: Tensor
     tensors: list[Tensor]
-    numbers: list[int | None]
+    numbers: Sequence[int | None]
     entered: Sequence[Tensor]
+    given: Tensor | None
     entry: Node | None
     versions: list[int]
-
-    @property
-    def given(self) -> Tensor | None:
-        """The state that the block gets; ``None`` if it needs no gradient."""
-        return self.entered[0] if self.numbers and self.numbers[0] is None else None
 
 
 class RecordedChain:
@@ -78,9 +72,11 @@ class RecordedChain:
         self.blocks, self.inside, self.splits = site.blocks, site.inside, site.splits
         self.declared, self.requires_residual = site.declared, site.requires_residual
         self.mixing = Mixing()
-        modules = dict.fromkeys(m for block in self.blocks.values() for m in block.modules())
         # Collected once: walking all modules in every pass would take longer than small blocks do.
-        self._parameters = [module._parameters for module in modules if module._parameters]
+        self._parameters = {
+            path: [module._parameters for module in block.modules() if module._parameters]
+            for path, block in self.blocks.items()
+        }
         self._hooks = [h for m in self.inside.values() for h in (m._backward_hooks, m._backward_pre_hooks)]
 
     def record(self) -> list[Removable]:
@@ -105,16 +101,18 @@ class RecordedChain:
                 "model, not by their nn.Sequential, or under autocast, a checkpoint, torch.compile or anomaly "
                 "detection. Leave batched out: 'auto' batches blocks where this is possible and faster."
             )
-        return DepthPass(self, self.trained(), inputs)
+        return DepthPass(self, self.trained(), inputs, self.trained_outside())
 
-    def trained(self) -> list[Tensor]:
-        """Return the parameters that need a gradient: those of the blocks and of the model around them."""
-        outer = [p for p in self.attachment.outside_parameters() if p.requires_grad and not is_dtensor(p)]
-        return [*self.trained_in_blocks(), *outer]
+    def trained_outside(self) -> list[Tensor]:
+        """Return the parameters of the model around the blocks that need a gradient."""
+        return [p for p in self.attachment.outside_parameters() if p.requires_grad and not is_dtensor(p)]
 
-    def trained_in_blocks(self) -> list[Tensor]:
-        """Return the parameters of the blocks that need a gradient."""
-        return [p for named in self._parameters for p in named.values() if p is not None and p.requires_grad]
+    def trained(self) -> dict[str, list[Tensor]]:
+        """Return the parameters of each block that need a gradient, by the block's path."""
+        return {
+            path: [p for named in modules for p in named.values() if p is not None and p.requires_grad]
+            for path, modules in self._parameters.items()
+        }
 
     def check(self, block: nn.Module) -> None:
         """Check for what may have been added since the engine was attached.
@@ -177,13 +175,13 @@ class BlockRecorder:
         recording, before = self._join(block, state, others)
         recording.before_block(self.path, block, state)
         tensors = [state, *others] if needed else others
-        numbers = [*[None] * needed, *map(recording.number, others)]
+        numbers = (*(None,) * needed, *map(recording.number, others))
         entered = recording.enter(self.path, numbers, tensors)
-        entry, versions = entered[0].grad_fn if entered else None, [version(t) for t in entered]
-        self._calls[get_ident()] = _Call(recording, before, tensors, numbers, entered, entry, versions)
-        given = entered[0] if needed else state
-        local = dict(zip(map(id, others), entered[needed:], strict=True))
-        return put(given, [local.get(id(t), given) for t in inputs])
+        given, entry = entered[0] if needed else None, entered[0].grad_fn if entered else None
+        versions = [changes(t) for t in entered]
+        self._calls[get_ident()] = _Call(recording, before, tensors, numbers, entered, given, entry, versions)
+        new, rest = state if given is None else given, iter(entered[needed:])
+        return put(new, [new if t is state else next(rest) for t in inputs])
 
     @uncompiled
     def leave(self, block: nn.Module, args: tuple[Any, ...], out: Any) -> Any:
@@ -198,69 +196,38 @@ class BlockRecorder:
                 "must return a tensor, or a tuple, list, dictionary or dataclass whose first entry is one. Say where "
                 f"it is with gradfree.register_port({type(block).__name__}, ...), or leave the block out of the chain."
             )
-        refuse_hooks(self.path, call.given)
-        in_place = self._changed_in_place(call)
+        versions = [changes(t) for t in call.entered]
+        if in_place := versions != call.versions:
+            self._check_in_place(call, versions)
         if not state.requires_grad:
             return None
         # If the block returns an input unchanged, the model gets its original tensor back.
-        same = {} if in_place else {id(e): t for e, t in zip(call.entered, call.tensors, strict=True)}
+        same = {} if in_place else dict(zip(map(id, call.entered), call.tensors, strict=True))
         others = () if rest is None else tensors_in(out)
-        extra = [t for t in others if t.requires_grad and t is not state and id(t) not in same]
+        extra = [t for t in others if t.requires_grad and t is not state and id(t) not in same] if others else ()
         if self.chain.skips and id(state) in same and not extra:
+            refuse_hooks(self.path, call.given)
             joined = self.port.join(same[id(state)], rest)
             return joined if rest is None else replaced(joined, same)
-        after, *outputs = call.recording.leave(self._link(block, state, extra, in_place, call), call.before)
+        link = Link(
+            path=self.path,
+            block=block,
+            out=state,
+            entry=call.entry,
+            numbers=call.numbers,
+            known=call.recording.numbers,
+            root=state.grad_fn,
+            given=call.given,
+            version=changes(state),
+            extra=extra,
+            in_place=in_place,
+        )
+        after, *outputs = call.recording.leave(link, call.before)
         joined = self.port.join(after, rest)
         if rest is None:
             return joined
         # The rest of the output may contain the state again.
         return replaced(joined, {**same, id(state): after, **dict(zip(map(id, extra), outputs, strict=True))})
-
-    def _link(self, block: nn.Module, state: Tensor, extra: Sequence[Tensor], in_place: bool, call: _Call) -> Link:
-        graph = walk([state, *extra], ends=(ENTRY,))
-        numbers = call.recording.numbers
-        parameters = [numbers.get(id(leaf), -1) for leaf in graph.leaves]
-        self._refuse_foreign(graph, parameters, call)
-        entries = [(call.numbers[n], GradientEdge(node, n)) for node, n in sorted(graph.stops, key=itemgetter(1))]
-        reached = entries
-        if extra:
-            of_state = walk([state], ends=(ENTRY,)).stops
-            reached = [entry for entry in entries if entry[1][:2] in of_state]
-        return Link(
-            path=self.path,
-            block=block,
-            out=state,
-            state=reached[0][1] if reached and reached[0][0] is None else None,
-            inputs=[(number, e) for number, e in reached if number is not None],
-            parameters=parameters,
-            root=state.grad_fn,
-            writes=may_write(graph.kinds),
-            given=call.given,
-            version=version(state),
-            extra=extra,
-            entries=entries,
-            in_place=in_place,
-        )
-
-    def _refuse_foreign(self, graph: Reached, parameters: Sequence[int], call: _Call) -> None:
-        """Raise if the block's graph leads to leaves or nodes outside of the pass."""
-        if -1 in parameters:
-            foreign = graph.leaves[parameters.index(-1)]
-            what = f"a tensor of shape {tuple(foreign.shape)} that needs a gradient and"
-        elif any(node is not call.entry for node, _ in graph.stops) or not graph.kinds.isdisjoint(BORDERS):
-            what = "another state of a chain, or a tensor computed from one,"
-        elif _REENTRANT in graph.kinds:
-            raise ChainError(
-                f"{self.path} has a checkpoint with use_reentrant=True in it, which only loss.backward() can run. Use "
-                "use_reentrant=False, or leave the block out of the chain: chains=[...]."
-            )
-        else:
-            return
-        raise ChainError(
-            f"{self.path} uses {what} that is neither an argument of its call nor a parameter that the model had when "
-            "the engine was attached. Pass it as an argument, or register it and then attach. If the block makes it, "
-            "drop its requires_grad=True. Or leave the block out of the chain: chains=[...]."
-        )
 
     def _join(self, block: nn.Module, state: Tensor, others: Sequence[Tensor]) -> tuple[DepthPass, Tensor]:
         """Return the pass that ``state`` belongs to, or a new one, and what its next Exit node follows."""
@@ -294,15 +261,8 @@ class BlockRecorder:
                 )
         return None
 
-    def _changed_in_place(self, call: _Call) -> bool:
-        """Return whether the block has changed its state in place.
-
-        Raises:
-            ChainError: it has changed another input, or the first state of the pass.
-        """
-        versions = [version(t) for t in call.entered]
-        if versions == call.versions:
-            return False
+    def _check_in_place(self, call: _Call, versions: Sequence[int]) -> None:
+        """Raise unless what the block has changed in place is its state alone, and not the first of the pass."""
         changed = [t for t, now, before in zip(call.entered, versions, call.versions, strict=True) if now != before]
         # The first state comes from outside the pass, where the recorder does not see its other uses.
         if not call.recording.links or len(changed) > 1 or changed[0] is not call.given:
@@ -310,10 +270,6 @@ class BlockRecorder:
                 f"{self.path} modifies its input in place: other uses of that state would get a wrong gradient. Use "
                 "the out-of-place operation (nn.ReLU(inplace=False), x = x + y), or the engine 'backprop'."
             )
-        return True
-
-
-_REENTRANT: type = CheckpointFunction._backward_cls
 
 
 # Why a block starts a new pass.

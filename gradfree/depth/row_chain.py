@@ -8,7 +8,6 @@ from functools import cached_property, partial
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.graph import GradientEdge
 from torch.func import vmap
 
 from gradfree.algebra.cotangents import Cotangent, Factor, is_number, plus
@@ -20,7 +19,6 @@ from gradfree.depth.link import Link, local_backward
 from gradfree.depth.recorder import RecordedChain
 from gradfree.errors import ChainError
 from gradfree.rows.structure import call
-from gradfree.torchside.graph import may_write, walk
 from gradfree.torchside.guards import refuse_other_values
 
 
@@ -73,10 +71,7 @@ class RowChain(DepthChain):
             given = given.view_as(given)
         out = call(self._structure, {name: column[index] for name, column in self._tensors.items()}, given)
         self._check(out.detach(), self._states[index + 1], path)
-        entry = None if given.grad_fn is None else GradientEdge(given.grad_fn, 0)
-        graph = walk([out], () if entry is None else (entry.node,))
-        numbers = [self._numbers[id(leaf)] for leaf in graph.leaves if id(leaf) in self._numbers]
-        return Link(path, block, out, entry, (), numbers, out.grad_fn, may_write(graph.kinds))
+        return Link(path, block, out, given.grad_fn, [None], self._numbers, out.grad_fn)
 
     def _check(self, out: Tensor, expected: Tensor, where: str) -> None:
         """Raise if outputs differ from the forward pass: an attribute that a block reads may have changed."""

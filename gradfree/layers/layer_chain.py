@@ -260,19 +260,21 @@ class LayerChain(DepthChain):
             cotangent: shaped like its output.
             total: changed in place.
         """
-        self._add_local([link.with_fields(state=None)], [cotangent.to(link.out.dtype)], total, self.keep_graph)
+        self._add_local([link.without_state()], [cotangent.to(link.out.dtype)], total, self.keep_graph)
 
 
 def without_values(link: Link) -> Link:
     """Return ``link`` without its values, but with its graph."""
     if link.out.is_meta:
         return link
-    return link.with_fields(out=_on_meta(link.out), version=0, root=None, end=get_gradient_edge(link.out))
+    end = get_gradient_edge(link.out)
+    return link.with_fields(out=_on_meta(link.out), version=0, root=None, end=end, graph=link.graph)
 
 
 def without_graph(link: Link) -> Link:
     """Return ``link`` without its values and its graph."""
-    return link.with_fields(out=_on_meta(link.out), version=0, root=None, state=None, end=None, entries=())
+    graph = link.graph._replace(state=None, entries=())
+    return link.with_fields(out=_on_meta(link.out), version=0, root=None, entry=None, end=None, graph=graph)
 
 
 def _on_meta(out: Tensor) -> Tensor:

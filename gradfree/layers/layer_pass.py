@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from itertools import zip_longest
 
@@ -11,12 +11,12 @@ from torch import Tensor, nn
 from torch.autograd.graph import get_gradient_edge
 
 from gradfree.depth.depth_pass import DepthPass
-from gradfree.depth.link import Link
+from gradfree.depth.link import Link, refuse_hooks
 from gradfree.depth.recorder import BlockRecorder, RecordedChain
 from gradfree.errors import ChainError
 from gradfree.layers.layer_chain import ACTIVATION, LayerChain, without_graph, without_values
 from gradfree.layers.roles import Role, keeps_state, role_of
-from gradfree.torchside.private import global_hooks
+from gradfree.torchside.private import global_hooks, version
 from gradfree.torchside.random_state import RandomState
 from gradfree.torchside.sharding import is_torchs_own
 
@@ -28,7 +28,7 @@ class RecordedLayers(RecordedChain):
 
     def begin(self, state: Tensor, inputs: Sequence[Tensor]) -> LayeredPass:
         """Return a new pass that starts from ``state``."""
-        return LayeredPass(self, self.trained_in_blocks(), state, inputs)
+        return LayeredPass(self, self.trained(), state, inputs)
 
     def split(self, path: str, reason: str) -> None:
         """Raise: an engine for layers needs the error at the end of the whole chain."""
@@ -42,17 +42,23 @@ class LayeredPass(DepthPass):
 
     Args:
         chain: the chain that the pass runs through.
-        trained: its trainable parameters.
+        trained: the trainable parameters of each layer, by its path.
         state: the chain's input.
         inputs: the first layer's other inputs that need a gradient.
     """
 
     chain: RecordedLayers
 
-    def __init__(self, chain: RecordedLayers, trained: Iterable[Tensor], state: Tensor, inputs: Sequence[Tensor]):
+    def __init__(
+        self,
+        chain: RecordedLayers,
+        trained: Mapping[str, Sequence[Tensor]],
+        state: Tensor,
+        inputs: Sequence[Tensor],
+    ):
         super().__init__(chain, trained, inputs)
         self.initial, self.input_requires_grad = state.detach(), state.requires_grad
-        self._entered = [(tensor, tensor._version) for tensor in (self.initial, *self.parameters)]
+        self._entered = [(tensor, version(tensor)) for tensor in (self.initial, *self.parameters)]
         # Aliases of the parameters' memory, to notice if ``p.data`` is replaced between the passes.
         self._data = [p.detach() for p in self.parameters]
         self._random: dict[str, tuple[RandomState, bool]] = {}
@@ -124,7 +130,9 @@ class LayeredPass(DepthPass):
 
     def _drop_values(self, index: int, link: Link) -> None:
         """Replace link ``index`` by ``link``, which has no values, and free the next layer's detached input."""
-        self.links[index], self.links[index + 1].given = link, None
+        after = self.links[index + 1]
+        refuse_hooks(after.path, after.given)
+        self.links[index], after.given = link, None
 
     def linearise(self, links: list[Link], keep_graph: bool) -> LayerChain:
         """Return the chain that the engine solves."""
@@ -132,7 +140,8 @@ class LayeredPass(DepthPass):
 
     def check_unchanged(self) -> None:
         """Raise if the parameters, their values or the chain's input have changed since the forward pass."""
-        known = zip_longest({id(p): p for p in self.chain.trained_in_blocks()}.values(), self.parameters, self._data)
+        once = {id(p): p for own in self.chain.trained().values() for p in own}
+        known = zip_longest(once.values(), self.parameters, self._data)
         # A parameter with another dtype than in the pass is not the one in autograd's graph.
         if any(p is not trained or p.dtype is not data.dtype for p, trained, data in known):
             raise ChainError(
@@ -141,7 +150,7 @@ class LayeredPass(DepthPass):
                 "weights in both. Load the parameters into the model, or use an engine for any blocks."
             )
         replaced = any(p.data_ptr() != data.data_ptr() for p, data in zip(self.parameters, self._data, strict=True))
-        if replaced or any(tensor._version != version for tensor, version in self._entered):
+        if replaced or any(version(tensor) != before for tensor, before in self._entered):
             raise ChainError(
                 f"a weight of the chain from {self.first}, or its input, was changed in place between the "
                 "forward and the backward pass, or its data replaced. Step the optimizer after the backward pass, or "
@@ -163,7 +172,8 @@ class LayeredPass(DepthPass):
         with torch.enable_grad(), nullcontext() if state is None else state.restored(), torch.autocast(*self._autocast):
             local = x.detach().requires_grad_(x.is_floating_point())
             out = link.block.forward(local.clone() if link.in_place else local)
-        return link.with_fields(out=out, state=get_gradient_edge(local), end=None)
+        graph = link.graph._replace(state=get_gradient_edge(local))
+        return link.with_fields(out=out, end=None, graph=graph)
 
 
 def _checked_role(path: str, layer: nn.Module) -> Role:

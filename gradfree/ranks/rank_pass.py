@@ -111,8 +111,8 @@ class RankPass:
         if index != self._run.start or not self.left_wants_cotangents:
             return None
         # The engine sends the cotangent of this new node. The model's tensor, of another node, must not get one.
-        taken = self._ports[index].take(args, kwargs)
-        return taken.put(Arrived.apply(None, state.detach(), anchor()), taken.inputs)
+        _, inputs, put = self._ports[index].take(args, kwargs)
+        return put(Arrived.apply(None, state.detach(), anchor()), inputs)
 
     def block_ends(self, index: int, out: Any) -> None:
         """Called after a block of this rank; stores its output if other ranks need a part of it."""

@@ -131,34 +131,38 @@ Function: Any = (
 )
 """Base class of our nodes: ``torch.autograd.Function`` checks each argument, and Start has one for each parameter."""
 
-_version = _needed("torch.Tensor._version", "notices that a state was changed in place", attribute=True)
+changes: Callable[[Tensor], int] = _needed(
+    "torch.Tensor._version", "notices that a state was changed in place", attribute=True
+)
+"""Return how often a tensor was changed in place; raises for tensors of inference mode, which do not count."""
 
 
 def version(tensor: Tensor) -> int:
-    """Return how often a tensor was changed in place; 0 for tensors of inference mode, which do not count."""
-    return 0 if tensor.is_inference() else _version(tensor)
+    """Return how often a tensor was changed in place; 0 for tensors of inference mode."""
+    return 0 if tensor.is_inference() else changes(tensor)
 
 
-hooks_of: Callable[[Tensor], dict[int, Any] | None] = _needed(
+hooks_of: Callable[[Tensor], OrderedDict[int, Any] | None] = _needed(
     "torch.Tensor._backward_hooks", "notices gradient hooks on states", attribute=True
 )
 """Return the gradient hooks that are on a tensor."""
 
 
-_add_hooks = _needed(
-    "torch.autograd.graph.Node._register_hook_dict", "notices gradient hooks on states", attribute=True
+_add_hooks = _private(
+    "torch.autograd.function.BackwardCFunction._register_hook_dict",
+    "late gradient hooks on states that the model drops see a part of the gradient",
 )
 
 
-def shared_hooks(state: Tensor) -> OrderedDict[int, Any]:
-    """Return the dictionary for gradient hooks on ``state``, empty as yet; its node keeps the dictionary alive.
+def when_hooked(kind: Any, call: Callable[[Any, Tensor], None]) -> None:
+    """Before the first gradient hook is put on an output of a node of class ``kind``, call ``call`` with both."""
 
-    This is what ``Tensor.register_hook`` does for the first hook.
-    """
-    hooks: OrderedDict[int, Any] = OrderedDict()
-    state._backward_hooks = hooks
-    _add_hooks(state.grad_fn)(state)
-    return hooks
+    def add(node: Any, tensor: Tensor) -> None:
+        call(node, tensor)
+        _add_hooks(node, tensor)
+
+    if _add_hooks is not None:
+        kind._register_hook_dict = add
 
 
 def global_hooks() -> bool:
@@ -268,13 +272,6 @@ _BORROWED = _frame_callback is not None and _is_borrowed()
 """Whether torch returns the callback without a reference of the caller's, as torch 2.6 does."""
 
 
-def _has_callback() -> bool:
-    callback = _frame_callback()
-    if _BORROWED:
-        pythonapi.Py_IncRef(py_object(callback))
-    return callback is not None
-
-
 def is_compiled(module: nn.Module) -> bool:
     """Return whether the module is compiled."""
     return module._compiled_call_impl is not None or type(module).__name__ == "OptimizedModule"
@@ -282,7 +279,12 @@ def is_compiled(module: nn.Module) -> bool:
 
 def is_compiled_around() -> bool:
     """Return whether compiled code may be running: ``True`` also if it cannot be known."""
-    return torch.compiler.is_dynamo_compiling() or _frame_callback is None or _has_callback()
+    if torch.compiler.is_dynamo_compiling() or _frame_callback is None:
+        return True
+    callback = _frame_callback()
+    if _BORROWED:
+        pythonapi.Py_IncRef(py_object(callback))
+    return callback is not None
 
 
 def uncompiled(function: Callable[_P, _T]) -> Callable[_P, _T]:
