@@ -20,7 +20,7 @@ from gradfree.chains.site import Removable, Site
 from gradfree.chains.solving import Attachment
 from gradfree.depth.block_jacobians import Mixing
 from gradfree.depth.depth_pass import DepthPass
-from gradfree.depth.link import Link, has_hooks, refuse_hooks
+from gradfree.depth.link import Link, has_hooks
 from gradfree.depth.nodes import EXIT
 from gradfree.depth.ports import Port, port_of, replaced, tensors_in
 from gradfree.errors import ChainError
@@ -60,12 +60,7 @@ class RecordedChain:
     Args:
         attachment: computes the gradients of each pass.
         site: the chain.
-
-    Attributes:
-        skips: whether a block that returns its input state unchanged is left out of the pass.
     """
-
-    skips = True
 
     def __init__(self, attachment: Attachment, site: Site):
         self.attachment = attachment
@@ -205,10 +200,6 @@ class BlockRecorder:
         same = {} if in_place else dict(zip(map(id, call.entered), call.tensors, strict=True))
         others = () if rest is None else tensors_in(out)
         extra = [t for t in others if t.requires_grad and t is not state and id(t) not in same] if others else ()
-        if self.chain.skips and id(state) in same and not extra:
-            refuse_hooks(self.path, call.given)
-            joined = self.port.join(same[id(state)], rest)
-            return joined if rest is None else replaced(joined, same)
         link = Link(
             path=self.path,
             block=block,
