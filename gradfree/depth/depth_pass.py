@@ -114,8 +114,6 @@ class DepthPass:
 
     def enter(self, path: str, numbers: Sequence[int | None], tensors: Sequence[Tensor]) -> Sequence[Tensor]:
         """Return ``tensors`` without history, for the block at ``path``; for ``numbers`` see :class:`Entry`."""
-        if not tensors:
-            return ()
         anchors = [self._leaf]
         if self.may_keep_inside(path):
             if len(self.anchors) > _MANY:

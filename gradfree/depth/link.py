@@ -22,7 +22,7 @@ from gradfree.depth.nodes import BORDERS
 from gradfree.errors import ChainError
 from gradfree.torchside.graph import Reached, may_write, walk, was_cast
 from gradfree.torchside.hooks import without_hooks
-from gradfree.torchside.private import hooks_of, version
+from gradfree.torchside.private import hooks_of, node_class, version
 from gradfree.torchside.residual import residual_factor
 
 
@@ -146,9 +146,9 @@ class Link:
     @property
     def is_shared(self) -> bool:
         """Whether the output shares memory with the state before it, or with another output."""
-        memory = self.out.untyped_storage()._cdata
+        memory = self.out.untyped_storage().data_ptr()
         others = self.extra if self.given is None else [self.given, *self.extra]
-        return any(other.untyped_storage()._cdata == memory for other in others)
+        return any(other.untyped_storage().data_ptr() == memory for other in others)
 
     @property
     def is_hooked(self) -> bool:
@@ -209,7 +209,7 @@ def local_backward(where: str, delta: Sequence[Cotangent]) -> Iterator[None]:
         )
 
 
-_REENTRANT: type = CheckpointFunction._backward_cls
+_REENTRANT = node_class(CheckpointFunction)
 
 _FREED = (
     "its graph is freed already, by an earlier backward pass or by a loss on a tensor that a block or a hook has kept "

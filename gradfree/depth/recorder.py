@@ -196,10 +196,11 @@ class BlockRecorder:
             self._check_in_place(call, versions)
         if not state.requires_grad:
             return None
-        # If the block returns an input unchanged, the model gets its original tensor back.
-        same = {} if in_place else dict(zip(map(id, call.entered), call.tensors, strict=True))
-        others = () if rest is None else tensors_in(out)
-        extra = [t for t in others if t.requires_grad and t is not state and id(t) not in same] if others else ()
+        extra, same = [], {}
+        if rest is not None:
+            # An input that the block returns unchanged beside its state: the model gets its original tensor back.
+            same = {} if in_place else dict(zip(map(id, call.entered), call.tensors, strict=True))
+            extra = [t for t in tensors_in(out) if t.requires_grad and t is not state and id(t) not in same]
         link = Link(
             path=self.path,
             block=block,

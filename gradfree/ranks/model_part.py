@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.utils._pytree import tree_map_only
 
 from gradfree.errors import ChainError
 from gradfree.ranks.messages import Messages
@@ -149,4 +148,6 @@ class ModelPart:
 
 
 def _on_cpu(state: Any) -> Any:
-    return tree_map_only(Tensor, lambda tensor: whole(tensor.detach()).cpu(), state)
+    if isinstance(state, dict):
+        return {key: _on_cpu(value) for key, value in state.items()}
+    return whole(state.detach()).cpu() if isinstance(state, Tensor) else state

@@ -6,7 +6,7 @@ from torch import nn
 
 import gradfree
 from gradfree import ChainError
-from gradfree.testing.cases.models import Model, Plain, gradients, plain_model
+from gradfree.testing.cases.models import Model, Plain, assert_equal_gradients, gradients, plain_model
 
 HIGHWAY = gradfree.create_engine("highway_bp")
 
@@ -94,3 +94,49 @@ def test_parameters_converted_between_the_passes_are_refused():
             loss.backward()
         model.double()
         model(x).sum().backward()
+
+
+def test_a_block_may_get_what_the_one_before_has_returned_beside_its_state():
+    """Then the state is not what the block continues from: a new pass begins."""
+
+    class Beside(Plain):
+        def forward(self, x):
+            return super().forward(x), torch.sin(self.linear(x))
+
+    class Crossed(Model):
+        def forward(self, x):
+            state, beside = self.blocks[0](self.stem(x))
+            after, _ = self.blocks[1](beside)
+            return state + after
+
+    model, x = Crossed([Beside(), Beside()]), torch.randn(4, 6)
+    expected = gradients(model, lambda: model(x))
+    with HIGHWAY.attach(model, ["blocks"]) as handle:
+        assert_equal_gradients(gradients(model, lambda: model(x)), expected)
+        assert "extra output" in handle.chains["blocks"].splits["blocks.1"]
+
+
+def test_a_change_in_place_of_a_view_that_a_block_has_kept_is_refused():
+    class Keeping(Plain):
+        def forward(self, x):
+            out = super().forward(x)
+            self.kept = out.view(-1)
+            return out
+
+    model, x = Model([Plain(), Keeping(), Plain()]), torch.randn(4, 6)
+    with HIGHWAY.attach(model, ["blocks"]):
+        state = model.blocks[1](model.blocks[0](model.stem(x)))
+        model.blocks[1].kept += model.stem.bias.sum()
+        loss = model.blocks[2](state).sum()
+        with pytest.raises(ChainError, match=r"the output of blocks\.1 was changed in place"):
+            loss.backward()
+
+
+def test_a_detached_output_needs_no_gradient_under_an_engine_either():
+    class Detaching(Plain):
+        def forward(self, x):
+            return super().forward(x).detach()
+
+    model, x = Model([Plain(), Plain(), Detaching()]), torch.randn(4, 6)
+    with HIGHWAY.attach(model, ["blocks"]):
+        assert [state.requires_grad for state in model.states(x)] == [True, True, False]

@@ -9,6 +9,7 @@ import pytest
 import torch
 from pairwise import pairwise
 from torch import nn
+from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 import gradfree
@@ -92,6 +93,8 @@ BLOCKS = {
     "draws a new mask": lambda: nn.Sequential(Plain(), nn.Dropout(0.5)),
     "statistics of its batch": lambda: nn.Sequential(Plain(), nn.BatchNorm1d(6)),
     "in place": lambda: nn.Sequential(Plain(), nn.ReLU(inplace=True)),
+    "works in place": block(lambda self, x: x + F.relu(self.linear(x), inplace=True)),
+    "calls tanh_": block(lambda self, x: x + self.linear(x).tanh_()),
     "share a parameter": lambda: nn.Sequential(*[nn.Linear(6, 6)] * 2),
     "stores tensors": block(lambda self, x: vars(self).update(kept=x) or Plain.forward(self, x)),
     "calls register_hook": block(
@@ -99,6 +102,7 @@ BLOCKS = {
     ),
     "checkpoint": block(lambda self, x: checkpoint(super(type(self), self).forward, x, use_reentrant=False)),
     "not known, a function": block(lambda self, x: x + Reversed.apply(torch.tanh(self.linear(x)))),
+    "not known, an operation": block(lambda self, x: x + torch.erf(self.linear(x))),
     "known, normalised": lambda: PostLN(6),
     "known, layers": lambda: nn.Sequential(nn.Linear(6, 6), nn.GELU(), nn.Dropout(0.0)),
     "not known, no trace": block(lambda self, x: x + torch.tanh(self.linear(x)) * float(sum(range(len(x))) / len(x))),
