@@ -117,14 +117,12 @@ def _factor(node: Any, slot: int, shape: _Shape, state: GradientEdge, known: _Kn
     """Return the diagonal of ∂(output ``slot`` of ``node``)/∂state, in the shape of the block's output.
 
     Args:
-        node: an operation of the block.
+        node: an operation of the block; ``None`` where autograd records none.
         slot: the number of its output.
         shape: of that output.
         state: the edge at which to stop.
         known: cache: diagonals by (node, slot, shape), and the factors of a node by (node,).
     """
-    if node is None:
-        return 0.0
     if node is state.node:
         return float(slot == state.output_nr and shape.own == shape.whole)
     key = (node, slot, shape.own)
