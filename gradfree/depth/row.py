@@ -87,10 +87,6 @@ class _Blocks(Function):
             given = states[-1]
             # Not block(given): the recorder's hooks would cost as much as a small block. There are no other hooks.
             before, out = version(given), block.forward(given)
-            if type(out) is not Tensor or out.shape != state.shape or out.dtype is not state.dtype:
-                raise ChainError(
-                    f"{path} returns a state of another shape or dtype than its input. Attach with batched=False."
-                )
             if version(given) != before:
                 raise ChainError(f"{path} changes its state in place. Attach with batched=False.")
             states.append(out.detach())
@@ -204,8 +200,6 @@ class SequentialRow:
         replaced = any("forward" in vars(module) for module in self._modules)
         if hooked or replaced or list(self._container._modules.values()) != [block for _, block in self.blocks]:
             return "they have hooks or another forward"
-        if not all(t is None or t.is_leaf for t in tensors):  # torch.func.functional_call has put them in.
-            return "they have computed parameters"
         key: Hashable = (
             (state.shape, state.dtype, state.device),
             tuple([m.training for m in self._modules]),

@@ -73,6 +73,18 @@ def test_gradients_are_those_one_by_one_and_outputs_bitwise_equal(name, kind, pa
     assert all(is_row(row) and torch.equal(row, out) for row, out in zip(rows, outs, strict=True))
 
 
+def test_parameters_that_are_computed_from_others_lead_to_these():
+    """First-order MAML: functional_call() with weights that are one step further."""
+    model, x = net(), torch.randn(4, 6)
+
+    def run():
+        return torch.func.functional_call(model, {name: p - 0.1 * p.sin() for name, p in model.named_parameters()}, x)
+
+    expected = gradients(model, run)
+    with attach(model):
+        assert_equal_gradients(gradients(model, run), expected)
+
+
 def test_nan_reaches_the_gradients_of_a_row():
     model, x = net(), torch.randn(4, 6)
     with attach(model):
@@ -89,6 +101,17 @@ class Reversed(torch.autograd.Function):
     forward, backward = staticmethod(lambda ctx, x: 2 * x), staticmethod(lambda ctx, g: -g)
 
 
+class Counting(Plain):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("count", torch.zeros(()))
+
+    def forward(self, x):
+        self.count += 1
+        return super().forward(x)
+
+
+SCALE = torch.ones(())
 BLOCKS = {
     "draws a new mask": lambda: nn.Sequential(Plain(), nn.Dropout(0.5)),
     "statistics of its batch": lambda: nn.Sequential(Plain(), nn.BatchNorm1d(6)),
@@ -101,6 +124,8 @@ BLOCKS = {
         lambda self, x: x + (y := torch.tanh(self.linear(x)), y.requires_grad and y.register_hook(torch.neg))[0]
     ),
     "checkpoint": block(lambda self, x: checkpoint(super(type(self), self).forward, x, use_reentrant=False)),
+    "changes its buffers": Counting,
+    "no parameter or buffer": lambda: (holder := Plain(), setattr(holder, "scale", SCALE))[0],
     "not known, a function": block(lambda self, x: x + Reversed.apply(torch.tanh(self.linear(x)))),
     "not known, an operation": block(lambda self, x: x + torch.erf(self.linear(x))),
     "known, normalised": lambda: PostLN(6),
@@ -124,6 +149,14 @@ def test_blocks_that_are_no_row_run_one_by_one_or_are_refused_with_batched_true(
         if why == "known, layers":
             model.blocks[-1][2].p = 0.5
             assert not is_row(model(x))
+
+
+def test_residual_paths_that_are_not_the_same_number_in_every_pass_run_one_by_one():
+    model, x = net(lambda: PostLN(6)), torch.randn(4, 6)
+    with attach(model, "highway_bp, 2", batched=False):
+        expected = gradients(model, lambda: model(x))
+    with attach(model, "highway_bp, 2", batched="auto"):
+        assert_equal_gradients(gradients(model, lambda: model(x)), expected)
 
 
 kept = []
@@ -181,14 +214,15 @@ def test_passes_that_run_one_by_one_are_refused_with_batched_true(why):
         gradients(model, lambda: model(x))
 
 
-def test_a_container_that_stores_its_output_is_freed():
+def test_a_block_that_stores_the_output_of_all_is_freed():
     row = net().blocks
     with gradfree.create_engine("fixed_point").attach(row, [""], batched=True):
-        row.kept = 2 * row(torch.randn(4, 6))
-        row.kept.sum().backward()
-    row = weakref.ref(row)
+        row[1].kept = 2 * row(torch.randn(4, 6))
+        row[1].kept.sum().backward()
+    storing = weakref.ref(row[1])
+    del row
     gc.collect()
-    assert row() is None
+    assert storing() is None
 
 
 REFUSED = {
