@@ -1,10 +1,13 @@
 """FOTON's second pass: streaming, dropout masks, a stored F, and repeated backward passes."""
 
+import copy
+
 import pytest
 import torch
 from foton_nets import FORMS, convolutions, foton_gradients, orthogonal
 from layered_nets import dense
 from torch import nn
+from torch.nn.utils.parametrizations import spectral_norm
 
 from gradfree import ChainError
 from gradfree.algorithms import FOTON
@@ -98,3 +101,12 @@ def test_a_change_between_the_passes_is_refused(what, streaming):
             (net[2].weight if what == "a weight" else x).mul_(2)
         with pytest.raises(ChainError, match="was changed in place between the forward and the backward pass"):
             out.backward()
+
+
+def test_the_second_pass_does_not_continue_the_power_iteration_of_a_weight():
+    net, x = dense(8, 6, 6, 3, bend=nn.Tanh), torch.randn(5, 8)
+    spectral_norm(net[2])
+    alone = copy.deepcopy(net)
+    alone(x)
+    foton_gradients(net, x)
+    assert_equal_gradients(dict(net.named_buffers()), dict(alone.named_buffers()), tolerance=0.0)

@@ -107,6 +107,15 @@ def test_exact_gradients_use_the_weight_of_the_forward_pass():
         assert_equal_gradients(grads(model, x), expected)
 
 
+def test_a_layer_with_a_forward_of_yours_keeps_it_and_its_exact_gradients():
+    model = nn.Sequential(nn.Linear(5, 6), nn.Tanh(), nn.Linear(6, 5))
+    model[0].forward = own = lambda x: nn.Linear.forward(model[0], 2 * x)
+    with FA().attach(model) as handle:
+        assert list(handle.blocks) == ["2"]
+        assert model[0].forward is own
+    assert model[0].forward is own
+
+
 def test_weights_that_changed_between_the_passes_are_refused():
     model = nn.Sequential(nn.Linear(5, 6), nn.Tanh(), nn.Linear(6, 5))
     with FA(feedback="sign").attach(model):
