@@ -204,6 +204,12 @@ def test_integer_inputs_are_refused(engine):
         net(torch.ones(4, 2, 4, dtype=torch.int64))
 
 
+def test_a_layer_that_runs_twice_in_a_pass_is_refused(engine):
+    net, x = tanh_net(), torch.randn(3, 8)
+    with engine.attach(net, [""]), pytest.raises(ChainError, match="0 runs twice in one forward pass"):
+        net[0](net[1](net[0](x)))
+
+
 def test_replicas_of_data_parallel_are_refused(engine):
     net = tanh_net()
     with engine.attach(net):
