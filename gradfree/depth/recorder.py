@@ -20,7 +20,7 @@ from gradfree.chains.site import Removable, Site
 from gradfree.chains.solving import Attachment
 from gradfree.depth.block_jacobians import Mixing
 from gradfree.depth.depth_pass import DepthPass
-from gradfree.depth.link import Link, has_hooks
+from gradfree.depth.link import Link, has_hooks, refuse_hooks
 from gradfree.depth.nodes import EXIT
 from gradfree.depth.ports import Port, port_of, replaced, tensors_in
 from gradfree.errors import ChainError
@@ -191,6 +191,8 @@ class BlockRecorder:
                 "must return a tensor, or a tuple, list, dictionary or dataclass whose first entry is one. Say where "
                 f"it is with gradfree.register_port({type(block).__name__}, ...), or leave the block out of the chain."
             )
+        # Here, because a loss on the state before the block alone runs no backward pass of the chain.
+        refuse_hooks(self.path, call.given)
         versions = [changes(t) for t in call.entered]
         if in_place := versions != call.versions:
             self._check_in_place(call, versions)

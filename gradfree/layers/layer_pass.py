@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import get_gradient_edge
 
 from gradfree.depth.depth_pass import DepthPass
-from gradfree.depth.link import Link, refuse_hooks
+from gradfree.depth.link import Link
 from gradfree.depth.recorder import BlockRecorder, RecordedChain
 from gradfree.errors import ChainError
 from gradfree.layers.layer_chain import ACTIVATION, LayerChain, without_graph, without_values
@@ -128,9 +128,7 @@ class LayeredPass(DepthPass):
 
     def _drop_values(self, index: int, link: Link) -> None:
         """Replace link ``index`` by ``link``, which has no values, and free the next layer's detached input."""
-        after = self.links[index + 1]
-        refuse_hooks(after.path, after.given)
-        self.links[index], after.given = link, None
+        self.links[index], self.links[index + 1].given = link, None
 
     def linearise(self, links: list[Link], keep_graph: bool) -> LayerChain:
         """Return the chain that the engine solves."""

@@ -184,6 +184,10 @@ UNUSUAL = {
         {"blocks": blocks(("operations", ("hook",)), ("form", "x"))},
         "refused: … puts a gradient hook",
     ),
+    "a hook by a block on its input, and a loss on nothing else than that input": (
+        {"blocks": (replace(BLOCK, operations=("hook",)), BLOCK), "loss": "no last state", "taps": tapped(8)},
+        "refused: … puts a gradient hook",
+    ),
     "a hook by a block on its input, and a loss on what a later block keeps": (
         {"blocks": (replace(BLOCK, operations=("hook",)), replace(BLOCK, keeps="branch")), "kept": True},
         "refused: … puts a gradient hook",
