@@ -60,7 +60,12 @@ class RecordedChain:
     Args:
         attachment: computes the gradients of each pass.
         site: the chain.
+
+    Attributes:
+        skips: whether a block that returns its input state unchanged is left out of the pass.
     """
+
+    skips = True
 
     def __init__(self, attachment: Attachment, site: Site):
         self.attachment = attachment
@@ -198,11 +203,13 @@ class BlockRecorder:
             self._check_in_place(call, versions)
         if not state.requires_grad:
             return None
-        extra, same = [], {}
-        if rest is not None:
-            # An input that the block returns unchanged beside its state: the model gets its original tensor back.
-            same = {} if in_place else dict(zip(map(id, call.entered), call.tensors, strict=True))
-            extra = [t for t in tensors_in(out) if t.requires_grad and t is not state and id(t) not in same]
+        # If the block returns an input unchanged, the model gets its original tensor back.
+        same = {} if in_place else dict(zip(map(id, call.entered), call.tensors, strict=True))
+        others = () if rest is None else tensors_in(out)
+        extra = [t for t in others if t.requires_grad and t is not state and id(t) not in same]
+        if self.chain.skips and id(state) in same and not extra:
+            joined = self.port.join(same[id(state)], rest)
+            return joined if rest is None else replaced(joined, same)
         link = Link(
             path=self.path,
             block=block,

@@ -24,6 +24,8 @@ from gradfree.torchside.sharding import is_torchs_own
 class RecordedLayers(RecordedChain):
     """A chain of layers of a model with an engine attached; all layers are recorded in one pass."""
 
+    skips = False
+
     def begin(self, state: Tensor, inputs: Sequence[Tensor]) -> LayeredPass:
         """Return a new pass that starts from ``state``."""
         return LayeredPass(self, self.trained(), state, inputs)

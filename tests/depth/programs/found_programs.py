@@ -184,6 +184,10 @@ UNUSUAL = {
         {"blocks": blocks(("operations", ("hook",)), ("form", "x"))},
         "refused: … puts a gradient hook",
     ),
+    "a hook on the output of a block that returns its input, and a loss on that input, too": (
+        {"blocks": blocks(("form", "x")), "between": behind(1, "doubling hook"), "taps": tapped(0)},
+        "exact",
+    ),
     "a hook by a block on its input, and a loss on nothing else than that input": (
         {"blocks": (replace(BLOCK, operations=("hook",)), BLOCK), "loss": "no last state", "taps": tapped(8)},
         "refused: … puts a gradient hook",
