@@ -112,8 +112,9 @@ class Link:
             what = "another state of a chain, or a tensor computed from one,"
         elif _REENTRANT in reached.kinds:
             return (
-                f"{self.path} has a checkpoint with use_reentrant=True in it, which only loss.backward() can run. Use "
-                "use_reentrant=False, or leave the block out of the chain: chains=[...]."
+                f"{self.path} has a checkpoint with use_reentrant=True in it. Torch runs it backward as a part of the "
+                "whole model only, not in one block alone. Use use_reentrant=False, or leave the block out of the "
+                "chain: chains=[...]."
             )
         else:
             return None
