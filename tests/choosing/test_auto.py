@@ -129,13 +129,15 @@ def test_a_resumed_run_has_no_turns_and_equals_an_uninterrupted_one(fastest, num
     assert all(map(torch.equal, model.parameters(), resumed.parameters()))
 
 
-def test_detaching_during_the_turns_restores_the_model():
+def test_detaching_during_the_turns_restores_the_model_and_ends_the_turns():
     model = fresh()
     before = snapshot(model)
     handle = gradfree.create_engine("auto").attach(model)
     optimizer = torch.optim.SGD(model.parameters(), 0.0)
-    train(model, optimizer, steps=30)
-    assert on(model) == "Shooting"
+    train(model, optimizer, steps=20)
+    assert on(model) == "Newton"
+    handle.attachments["rnn"].memory.of("newton")["pause"] = torch.zeros(2)
+    assert handle.state_dict() == {}
     handle.detach()
     handle.detach()
     model.zero_grad()
@@ -164,3 +166,5 @@ def test_auto_validates_and_refuses_like_other_engines():
     with pytest.raises(gradfree.ChainError, match=r"Auto cannot be attached to Sequences:\n- the model has no .*'rn'"):
         engine.attach(model, ["rn"])
     assert pickle.loads(pickle.dumps(engine)) == engine
+    with pytest.warns(UserWarning, match="Auto: nothing is attached.* no recurrent layer"):
+        engine.attach(nn.Linear(3, 3)).detach()

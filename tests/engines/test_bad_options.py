@@ -12,6 +12,7 @@ TOLERANCE = ([0.0, -1e-3, nan, inf], ["1e-3", True])
 SEED, EVERY, MEMORY = ([-1], ["x"]), ([0], [2.5]), ([0, inf], ["2", True])
 # Of each option values that no number may have, and what is no number of the kind.
 BAD = {
+    "backprop": {"plain": ([], [1])},
     "deeppcr": {"memory_limit": MEMORY},
     "dfa": {"seed": SEED},
     "dsf": {"iterations": ([-1], [1.5]), "feedback": (["gates", nan, [], torch.rand(2, 2)], [None, True])},

@@ -1,6 +1,7 @@
 """Unsupported chains are refused before attaching, with the module path and the remedy."""
 
 import pytest
+import torch
 from oracles import assert_unchanged, snapshot
 from torch import nn
 
@@ -48,6 +49,11 @@ CASES = {
     "modules": (plain_model, [[Plain()]], "chains must be a list of module paths, chains=['blocks'], not [[Plain("),
     "an empty container": (with_an_empty_container, ["extra"], "'extra' has no blocks"),
     "no chain": (lambda: nn.Linear(3, 3), None, "or name them in order: chains=[['block1', 'block2']]"),
+    "what can be named": (
+        lambda: nn.Sequential(nn.Linear(3, 3), nn.Tanh()),
+        None,
+        "What can be named, chains=[...]: ['']",
+    ),
     "overlapping": (lambda: nn.Sequential(nn.Sequential(Plain()), Plain()), ["", "0"], "the chains '' and '0' share a"),
 }
 OF_LAYERS = {
@@ -62,3 +68,13 @@ def test_an_unsupported_chain_is_refused_with_path_and_remedy(case):
     make, chains, message = (CASES | OF_LAYERS)[case]
     engine = HIGHWAY if case in CASES else gradfree.create_engine("foton")
     assert message in refused(engine, make(), chains)
+
+
+def test_a_scripted_model_is_refused():
+    scripted = torch.jit.script(nn.Sequential(nn.Linear(3, 3), nn.Tanh()))
+    assert "the model is scripted" in str(HIGHWAY.validate(scripted))
+
+
+def test_an_engine_without_a_chain_in_the_model_names_engines_that_have_one():
+    report = gradfree.create_engine("foton").validate(plain_model())
+    assert report.notes == ["for 'blocks' there are the engines 'backprop', 'fixed_point' and 'truncated'."]

@@ -68,6 +68,12 @@ def aliased():
     return model
 
 
+def one_container_in_two_places():
+    model = Rows(blocks=nn.ModuleList(row()))
+    model.other = nn.ModuleDict({"same": model.blocks})
+    return model
+
+
 MODELS = {
     "several": (lambda: Rows(first=nn.Sequential(*row()), second=nn.ModuleList(row(2))), ["first", "second"]),
     "an alias": (aliased, ["blocks"]),
@@ -76,6 +82,7 @@ MODELS = {
         lambda: Rows(stages=nn.ModuleList([Stage(6, 4, 2), Stage(4, 8, 3), Stage(8, 5, 2)])),
         ["stages.0.layers", "stages.1.layers", "stages.2.layers"],
     ),
+    "one container in two places": (one_container_in_two_places, ["blocks"]),
     "blocks with rows in their branches": (lambda: Rows(blocks=nn.Sequential(Branched(), Branched())), ["blocks"]),
 }
 

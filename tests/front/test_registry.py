@@ -90,7 +90,7 @@ def test_invalid_names_and_classes_cannot_be_registered(name, engine, error, mes
     assert {"my:engine", "module", "instance"}.isdisjoint(gradfree.list_engines())
 
 
-@pytest.mark.parametrize("path", ["forward_pipeline", "lightning.Classifier"])
+@pytest.mark.parametrize("path", ["forward_pipeline", "algorithms.Orthogonal", "lightning.Classifier"])
 def test_removed_names_say_what_to_use_instead(path):
     with pytest.raises(AttributeError, match=f"gradfree.{path} is gone: "):
         attrgetter(path)(gradfree)

@@ -20,6 +20,7 @@ from torch.utils.data import DataLoader, DistributedSampler
 from torchmetrics import SumMetric
 
 import gradfree.lightning
+from gradfree.errors import ChainError
 
 OPTIONS = QUIET | {"use_distributed_sampler": True, "limit_val_batches": None, "num_sanity_val_steps": 0}
 RANK = int(os.environ.get("RANK", "0"))
@@ -93,10 +94,10 @@ def skipping():
     return trainer.precision_plugin.scaler.get_scale(), overflowing.moved
 
 
-def refused(strategy):
+def refused(strategy, **options):
     try:
-        fitted(strategy, 1)
-    except ValueError as error:
+        fitted(strategy, 1, **options)
+    except (ValueError, ChainError) as error:
         return str(error)
 
 
@@ -110,7 +111,9 @@ def main(folder):
     resumed.save_checkpoint(f"{folder}/three.ckpt")
     found["tested"] = resumed.validate(resumed.lightning_module, verbose=False)[0]
     found["held"] = held, [name for name, _ in resumed.lightning_module.named_parameters()]
-    found["refused"] = refused(on_ranks(3))
+    found["stages"] = refused(on_ranks(3))
+    found["weights outside"] = refused(on_ranks(4, model="net.middle"))
+    found["sync_batchnorm"] = refused(on_ranks(4), sync_batchnorm=True)
     found["skipped"] = skipping()
     torch.save(found, f"{folder}/{RANK}.pt")
     leave()
