@@ -78,3 +78,14 @@ def test_a_scripted_model_is_refused():
 def test_an_engine_without_a_chain_in_the_model_names_engines_that_have_one():
     report = gradfree.create_engine("foton").validate(plain_model())
     assert report.notes == ["for 'blocks' there are the engines 'backprop', 'fixed_point' and 'truncated'."]
+
+
+@pytest.mark.parametrize("model", [None, "model", nn.Linear])
+def test_what_is_no_module_is_refused(model):
+    with pytest.raises(TypeError, match=r"model must be an nn\.Module, not a"):
+        HIGHWAY.attach(model)
+
+
+def test_a_wrong_value_of_batched_is_refused():
+    with pytest.raises(ValueError, match="batched must be 'auto', True or False, not 'yes'"):
+        HIGHWAY.attach(plain_model(), batched="yes")

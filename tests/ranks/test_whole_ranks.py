@@ -15,6 +15,9 @@ def test_three_ranks_save_and_two_resume(tmp_path):
     for rank in found:
         assert rank["norms of ranks"] == pytest.approx(rank["norms"], rel=1e-10)
         assert min(rank["norms"]) > 0.1
+        assert "has 2 blocks, too few for 3 ranks" in rank["too few"]
+    for rank in found[:2]:
+        assert "'extra' is only in one of them" in rank["other keys"]
     assert found[0]["checkpoint"] < 1e-10
     assert found[0]["resumed"] < 1e-10
 

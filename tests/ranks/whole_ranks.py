@@ -16,9 +16,9 @@ import gradfree
 RANK = int(os.environ.get("RANK", "0"))
 
 
-def made():
+def made(layers=3):
     torch.manual_seed(0)
-    model = gradfree.create_model("gpt", vocab_size=13, context=5, layers=3, width=6, heads=2)
+    model = gradfree.create_model("gpt", vocab_size=13, context=5, layers=layers, width=6, heads=2)
     model.head.weight = nn.Parameter(model.head.weight.detach().clone())
     for layer in model.sublayers.modules():
         getattr(layer, "reset_parameters", lambda: None)()
@@ -56,6 +56,13 @@ def off(found, expected):
     return 0.0
 
 
+def refused(call, *args, **options):
+    try:
+        call(*args, **options)
+    except gradfree.ChainError as error:
+        return str(error)
+
+
 def main(folder):
     torch.set_default_dtype(torch.float64)
     distributed.init_process_group("gloo", timeout=timedelta(seconds=60))
@@ -64,6 +71,7 @@ def main(folder):
     found = {"norms": train(one, its, range(3), lambda most: nn.utils.clip_grad_norm_(one.parameters(), most))}
     torch.save((one.state_dict(), its.state_dict()), f"{folder}/one-{RANK}")
     train(one, its, range(3, 5), lambda most: nn.utils.clip_grad_norm_(one.parameters(), most))
+    found["too few"] = refused(gradfree.layer_parallel, made(layers=1), "backprop", chains=["sublayers"])
     model = made()
     stage = gradfree.layer_parallel(model, "backprop")
     optimizer = optimizer_of(model)
@@ -79,6 +87,7 @@ def main(folder):
         stage = gradfree.layer_parallel(model, "highway_bp", mesh=two, iterations=1)
         optimizer = optimizer_of(model)
         weights, kept = torch.load(f"{folder}/checkpoint")
+        found["other keys"] = refused(stage.load_state_dict, weights | {"extra": weights["head.weight"]})
         stage.load_state_dict(weights)
         stage.load_optimizer_state_dict(optimizer, kept)
         train(model, optimizer, range(3, 5), stage.clip_grad_norm_)
