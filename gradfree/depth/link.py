@@ -113,7 +113,7 @@ class Link:
         elif _REENTRANT in reached.kinds:
             return (
                 f"{self.path} has a checkpoint with use_reentrant=True in it. Torch runs it backward as a part of the "
-                "whole model only, not in one block alone. Use use_reentrant=False, or leave the block out of the "
+                "whole model only, not in a single block. Use use_reentrant=False, or leave the block out of the "
                 "chain: chains=[...]."
             )
         else:
