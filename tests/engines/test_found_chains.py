@@ -61,15 +61,10 @@ def row(depth=3):
 
 
 def aliased():
-    """A block in several places, and two names for their container."""
+    """A block in several places, and three names for their container, one of them inside another module."""
     block = Plain()
     model = Rows(blocks=nn.ModuleList([block, Plain(), block, block]))
     model.backbone = model.blocks
-    return model
-
-
-def one_container_in_two_places():
-    model = Rows(blocks=nn.ModuleList(row()))
     model.other = nn.ModuleDict({"same": model.blocks})
     return model
 
@@ -82,7 +77,6 @@ MODELS = {
         lambda: Rows(stages=nn.ModuleList([Stage(6, 4, 2), Stage(4, 8, 3), Stage(8, 5, 2)])),
         ["stages.0.layers", "stages.1.layers", "stages.2.layers"],
     ),
-    "one container in two places": (one_container_in_two_places, ["blocks"]),
     "blocks with rows in their branches": (lambda: Rows(blocks=nn.Sequential(Branched(), Branched())), ["blocks"]),
 }
 
