@@ -203,10 +203,13 @@ class BlockRecorder:
             self._check_in_place(call, versions)
         if not state.requires_grad:
             return None
+        root = state.grad_fn
+        extra, same = [], {}
         # If the block returns an input unchanged, the model gets its original tensor back.
-        same = {} if in_place else dict(zip(map(id, call.entered), call.tensors, strict=True))
-        others = () if rest is None else tensors_in(out)
-        extra = [t for t in others if t.requires_grad and t is not state and id(t) not in same]
+        if not in_place and (rest is not None or root is call.entry):
+            same = dict(zip(map(id, call.entered), call.tensors, strict=True))
+        if rest is not None:
+            extra = [t for t in tensors_in(out) if t.requires_grad and t is not state and id(t) not in same]
         if self.chain.skips and id(state) in same and not extra:
             joined = self.port.join(same[id(state)], rest)
             return joined if rest is None else replaced(joined, same)
@@ -217,7 +220,7 @@ class BlockRecorder:
             entry=call.entry,
             numbers=call.numbers,
             known=call.recording.numbers,
-            root=state.grad_fn,
+            root=root,
             given=call.given,
             version=changes(state),
             extra=extra,
