@@ -10,7 +10,6 @@ from torch import nn
 
 from gradfree.chains.chain import Chain, ChainGradients
 from gradfree.chains.report import Report, path_name
-from gradfree.devices.costs import own_kernel_is_faster
 from gradfree.engines.discovery import Chains, validate
 from gradfree.engines.engine import Engine
 from gradfree.engines.rank_segment import Neighbors, rank_gradients
@@ -38,9 +37,16 @@ class Backprop(Engine):
         """Return the engine that batches recurrent layers over time, and the one that leaves everything to autograd."""
         return (cls(), cls(plain=True))
 
+    @property
+    def solves_pieces(self) -> bool:
+        """Return True: gradients are exact."""
+        return True
+
     def leave_to_torch(self, call: LayerCall) -> Sequence[Callable[[], None]] | None:
-        """Leave no call to torch, but warn if torch's own kernel is faster."""
-        if call.length > 1 and own_kernel_is_faster(call.mode, call.length, call.like, call.packed):
+        """Leave runs of packed sequences and evaluation to torch where it is faster; else only warn."""
+        if not call.trains or (call.layout == "runs" and call.torch_is_faster):
+            return ()
+        if call.length > 1 and call.torch_is_faster:
             call.warn(
                 f"backprop is slower than torch's own kernel for this {call.mode}: {call.length} steps of "
                 f"{tuple(call.like.shape)} in {call.like.dtype}. The engine 'shooting' leaves such layers to torch; "

@@ -55,7 +55,9 @@ class Newton(ToleranceEngine):
 
     def leave_to_torch(self, call: LayerCall) -> Sequence[Callable[[], None]] | None:
         """Leave a call to torch if it would run without sweeps and torch's kernel is faster than the closed form."""
-        swept = self._options.stopping(call.length, call.like, call.mode) is not None
+        # The layout of packed sequences is chosen without sweeps, unless these are asked for.
+        given = self.max_sweeps is not None or not call.is_packed
+        swept = given and self._options.stopping(call.length, call.like, call.mode) is not None
         return left_to_torch(call, "newton", swept)
 
     def gradients(self, chain: Any, direct: Any) -> ChainGradients:

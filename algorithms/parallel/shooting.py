@@ -63,8 +63,10 @@ class Shooting(ToleranceEngine):
 
     def leave_to_torch(self, call: LayerCall) -> Sequence[Callable[[], None]] | None:
         """Leave a call to torch if it would run as one segment and torch's kernel is faster than the closed form."""
-        part = ChainPass("", "forward", {}, call.length, call.like, call.mode, fused=not call.packed)
-        return left_to_torch(call, "segments", self._rule.should_cut(part))
+        part = ChainPass("", "forward", {}, call.length, call.like, call.mode, fused=not call.is_packed)
+        # The layout of packed sequences is chosen without segments, unless these are asked for.
+        swept = self._rule.should_cut(part) and not (call.is_packed and self.segments == "auto")
+        return left_to_torch(call, "segments", swept)
 
     def gradients(self, chain: Any, direct: Any) -> ChainGradients:
         """Return the gradients, exact to the tolerance."""

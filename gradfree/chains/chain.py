@@ -205,6 +205,14 @@ class Solver(ABC):
         return None
 
     @property
+    def solves_pieces(self) -> bool:
+        """Whether gradients stay right if a recurrent layer runs as several chains, one after another in time.
+
+        Packed sequences of several lengths may then run in pieces. True for engines with exact gradients.
+        """
+        return False
+
+    @property
     def forwards(self) -> Sequence[Any]:
         """Own :data:`~gradfree.time.forward.Forward` functions, best first. If none applies, torch runs."""
         return ()

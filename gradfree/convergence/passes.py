@@ -12,7 +12,6 @@ from torch import Tensor
 
 from gradfree.chains.chain import Chain
 from gradfree.convergence.outcome import Outcome
-from gradfree.devices.costs import own_kernel_is_faster
 from gradfree.time.forward import LayerCall
 
 _FIRST_PAUSE = 50
@@ -107,7 +106,7 @@ def left_to_torch(call: LayerCall, owner: str, swept: bool) -> Sequence[Callable
     """Leave a layer to torch's kernel if no sweeps are tried and torch is faster than the closed form.
 
     Args:
-        call: of the layer.
+        call: of the layer. Without a backward pass there is no closed form.
         owner: the engine's namespace in the chain's memory.
         swept: whether sizes and options allow sweeps.
 
@@ -115,8 +114,8 @@ def left_to_torch(call: LayerCall, owner: str, swept: bool) -> Sequence[Callable
         The return value of :meth:`gradfree.Engine.leave_to_torch`: the functions count this pass in the chains' pauses.
     """
     memory = call.memory.of(owner)
-    passes = [Pass(path, what, memory) for path in call.paths for what in ("forward", "backward")]
-    paused = [each for each in passes if each.is_paused]
-    if (swept and not paused) or not own_kernel_is_faster(call.mode, call.length, call.like, call.packed):
+    whats = ("forward", "backward") if call.trains else ("forward",)
+    paused = [each for path in call.paths for what in whats if (each := Pass(path, what, memory)).is_paused]
+    if (swept and not paused) or (call.trains and not call.torch_is_faster):
         return None
     return [each.remember for each in paused]

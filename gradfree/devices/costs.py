@@ -43,7 +43,7 @@ def free_rows(like: Tensor, kind: str, fused: bool) -> float:
         fused: whether torch's kernel for whole sequences runs the steps; otherwise they are separate torch operations.
     """
     units = like.shape[1]
-    if fused and _runs_onednn(like, kind):
+    if fused and runs_onednn(like, kind):
         return _ONEDNN
     if fused and runs_cudnn(like.device) and like.dtype in _PERSISTENT_DTYPES and units <= _PERSISTENT_UNITS:
         # 0.6 µs for a step of 64 units and about 0.01 µs for each row, also in segments.
@@ -54,7 +54,7 @@ def free_rows(like: Tensor, kind: str, fused: bool) -> float:
     return (128.0 if kind in ("separate units", "any") else 16.0) * min(1.0, (64 / units) ** 0.5)
 
 
-def _runs_onednn(like: Tensor, kind: str) -> bool:
+def runs_onednn(like: Tensor, kind: str) -> bool:
     """Return whether torch runs both passes of a layer of ``kind`` with states ``like`` by oneDNN."""
     exact = like.device.type == "cpu" and like.dtype is torch.float32
     return kind == "LSTM" and exact and torch.backends.mkldnn.is_available()
@@ -152,7 +152,7 @@ def kept_gates_pay(x: Tensor, units: int) -> bool:
     return len(x) > 0 and units % 16 == 0 and x.shape[1] * units * (x.shape[2] + units) >= 5e5
 
 
-def own_kernel_is_faster(kind: str, length: int, like: Tensor, packed: bool) -> bool:
+def own_kernel_is_faster(kind: str, length: int, like: Tensor) -> bool:
     """Return whether both passes are faster in torch's own kernel than in the closed form of ``backprop``.
 
     Measured on one CPU thread. The closed form has a start-up time of 0.3 ms. It is faster on RNNs that are not wide,
@@ -163,12 +163,11 @@ def own_kernel_is_faster(kind: str, length: int, like: Tensor, packed: bool) -> 
         kind: the torch cell.
         length: T.
         like: a state, (B, H); not read.
-        packed: whether sequences are packed and of several lengths.
     """
     if like.device.type != "cpu" or length < 12:
         return True
     if kind == "LSTM":
-        return (not packed and _runs_onednn(like, kind)) or like.numel() > 512
+        return runs_onednn(like, kind) or like.numel() > 512
     if kind == "GRU":
         return like.shape[1] % 16 != 0 and len(like) >= 32 and like.numel() >= 2**12
     return like.numel() >= 2**14

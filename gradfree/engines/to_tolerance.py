@@ -57,6 +57,11 @@ class ToleranceEngine(Engine):
         """Return whether ``kind`` is one of chains in time."""
         return kind.dimension == "time" and super().solves(kind)
 
+    @property
+    def solves_pieces(self) -> bool:
+        """Return True: gradients are exact."""
+        return True
+
     def outputs_within(self, dtype: torch.dtype) -> float:
         """Return the tolerance."""
         return tolerance_for(self.tolerance, dtype)

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 from gradfree.chains.chain import Solver
 from gradfree.chains.memory import Memory
-from gradfree.devices.costs import kept_gates_pay
+from gradfree.devices.costs import kept_gates_pay, own_kernel_is_faster
+from gradfree.devices.packed_costs import Layout
 from gradfree.time.cell_layer import run_steps, runs_by_units
 from gradfree.time.gru_forward import gru_with_gates
 from gradfree.time.packing import Packing
@@ -73,7 +74,8 @@ class LayerCall:
         mode: see :class:`Recurrence`.
         length: T.
         like: a state, (B, H), of the layer's device and precision.
-        packed: whether sequences are packed and of several lengths.
+        layout: how the sequences run if the engine follows the expected costs.
+        trains: whether a backward pass follows.
         memory: see :class:`Recurrence`.
         paths: see :class:`Recurrence`.
         warn: issues a warning with the given message, once.
@@ -82,10 +84,23 @@ class LayerCall:
     mode: str
     length: int
     like: Tensor
-    packed: bool
+    layout: Layout
+    trains: bool
     memory: Memory
     paths: Sequence[str]
     warn: Callable[[str], None]
+
+    @property
+    def is_packed(self) -> bool:
+        """Whether these are packed sequences of several lengths, all at once."""
+        return self.layout in ("whole", "grid")
+
+    @property
+    def torch_is_faster(self) -> bool:
+        """Whether both passes are expected to be faster in torch's own kernel than in the closed form."""
+        if self.is_packed:
+            return self.layout == "whole"
+        return own_kernel_is_faster(self.mode, self.length, self.like)
 
 
 class SingleStepWarning:

@@ -20,13 +20,16 @@ from torch.nn.utils.rnn import PackedSequence
 from gradfree.chains.report import path_name
 from gradfree.chains.site import Removable, Site
 from gradfree.chains.solving import Attachment
+from gradfree.devices.packed_costs import Layout, packed_layout
 from gradfree.errors import ATTACHED, ChainError
 from gradfree.time.forward import LayerCall, Recurrence, SingleStepWarning, run_kernel
 from gradfree.time.fused_layer import FusedLayer, LayerFunction, chain_paths
 from gradfree.time.packing import Packing
+from gradfree.time.runs import Run, run_backwards, run_forwards
+from gradfree.time.sequences import Sequences, well_formed
 from gradfree.torchside.guards import refuse_transforms
 from gradfree.torchside.hooks import when_backward
-from gradfree.torchside.private import uncompiled
+from gradfree.torchside.private import other_pass, transforms_active, uncompiled
 from gradfree.torchside.unsaved import Unsaved
 
 RunLayer = Callable[[int, Tensor, Sequence[Tensor], Sequence[Any]], Sequence[Tensor]]
@@ -123,99 +126,117 @@ class RecurrentRecorder:
 
     def record(self, input: Any, hx: Any = None) -> Any:
         """Return the same as torch's own ``forward``, with the layers recorded for the engine."""
-        module = self.module
-        if not torch.is_grad_enabled():
+        at, trains = self.attachment, torch.is_grad_enabled()
+        if not trains and not self._evaluates(input):
             return self._run_torch(input, hx)
-        refuse_transforms(self.attachment.path or "the layer")
-        packed = isinstance(input, PackedSequence)
-        x: Any
-        x, batch_sizes, order, back = input if packed else (input, None, None, None)
-        if not packed and not _well_formed(x, hx):
+        refuse_transforms(at.path or "the layer")
+        if not well_formed(input, hx):
             return self._run_torch(input, hx)  # Raises torch's own error.
-        self._has_recorded = True
-        batched, batch_first = packed or x.dim() == 3, module.batch_first and not packed
-        # Same layout as in the module itself, as the rounding of matrix products depends on it.
-        x = x if batched else x.unsqueeze(0 if batch_first else 1)
-        x = x.transpose(0, 1) if batch_first else x
-        length, batch = x.shape[:2] if batch_sizes is None else (len(batch_sizes), int(batch_sizes[0]))
-        # Packed sequences of equal length have the memory layout of an ordinary batch.
-        ragged = batch_sizes is not None and int(batch_sizes[-1]) != batch
-        self.single_steps.count(length)
-        like = x.new_empty(batch, module.hidden_size)
-        left = [self._leave_to_torch(number, length, like, ragged) for number in range(module.num_layers)]
-        if None not in left:
-            callbacks = [callback for of_layer in left for callback in of_layer or ()]
-            out, final = self._run_torch(input, hx)
-            last = final if isinstance(final, tuple) else (final,)
-            when_backward((out.data if packed else out, *last), callbacks)
-            return out, final
-        states = self._initial(x, batch, batch_sizes, order, hx, batched)
-        packing = Packing(batch_sizes, x.device) if batch_sizes is not None and ragged else None
-        if packed and not ragged:
-            x = x.unflatten(0, (length, batch))
-        out, finals = run_layers(module, partial(self.run_layer, packing=packing), x, states)
-        finals = [final if back is None else final.index_select(1, back) for final in finals]
-        if packed:
-            out = out if ragged else out.flatten(0, 1)
-            return PackedSequence(out, batch_sizes, order, back), tuple(finals) if len(finals) > 1 else finals[0]
-        out = out.transpose(0, 1) if batch_first else out
-        if not batched:
-            out, finals = out.squeeze(0 if batch_first else 1), [final.squeeze(1) for final in finals]
-        return out, tuple(finals) if len(finals) > 1 else finals[0]
+        given = Sequences(self.module, input)
+        if trains:
+            self._has_recorded = True
+            self.single_steps.count(given.length)
+        layout = self._layout(given)
+        if layout == "runs":
+            run: RunLayer = partial(self._run_in_runs, given.runs)
+        else:
+            like = given.x.new_empty(given.batch, self.module.hidden_size)
+            left = [self._leave_to_torch(layer, given.length, like, layout) for layer in self._layers]
+            if None not in left:
+                out, final = self._run_torch(input, hx)
+                last = final if isinstance(final, tuple) else (final,)
+                after_torch((out.data if given.packed else out, *last), [each for own in left for each in own or ()])
+                return out, final
+            packing = Packing(input.batch_sizes, given.x.device) if given.ragged else None
+            run = partial(self.run_layer, packing=packing, layout=layout)
+        out, finals = run_layers(self.module, run, given.x, given.initial_states(hx))
+        return given.result(out, finals)
 
     def _run_torch(self, input: Any, hx: Any) -> Any:
         return self._torch_class.forward(self.module, input, hx)
 
-    def _leave_to_torch(self, number: int, length: int, like: Tensor, ragged: bool) -> list[Callable[[], None]] | None:
+    def _evaluates(self, input: Any) -> bool:
+        """Return whether the engine may be faster than torch without gradients."""
+        if not isinstance(input, PackedSequence) or not self.attachment.engine.solves_pieces:
+            return False
+        return not transforms_active() and other_pass() is None
+
+    def _layout(self, given: Sequences) -> Layout:
+        at, module = self.attachment, self.module
+        if not given.ragged:
+            return "batch"
+        # Comparisons and surveys need the whole chain.
+        if not at.engine.solves_pieces or at.compares or at.surveys is not None:
+            return "grid"
+        like = given.x.new_empty(given.batch, module.hidden_size)
+        return packed_layout(module.mode, given.runs, like, given.x.shape[1], trains=torch.is_grad_enabled())
+
+    def _leave_to_torch(
+        self, layer: FusedLayer, length: int, like: Tensor, layout: Layout
+    ) -> list[Callable[[], None]] | None:
         """Return callbacks for the backward pass if the engine leaves this layer to torch's kernel, else ``None``."""
         at = self.attachment
         # Comparisons and surveys need the chain. Under autocast, torch's kernels have not been measured.
         if at.compares or at.surveys is not None or torch.is_autocast_enabled(like.device.type):
             return None
-        layer = self._layers[number]
-        callbacks = at.engine.leave_to_torch(
-            LayerCall(layer.mode, length, like, ragged, at.memory, layer.paths, self._warn_once)
-        )
+        trains = torch.is_grad_enabled()
+        call = LayerCall(layer.mode, length, like, layout, trains, at.memory, layer.paths, self._warn_once)
+        callbacks = at.engine.leave_to_torch(call)
         if callbacks is None:
             return None
-        return [*callbacks] if at.path in at.solved else [*callbacks, partial(at.solved.add, at.path)]
+        return [*callbacks] if at.path in at.solved or not trains else [*callbacks, partial(at.solved.add, at.path)]
 
     def _warn_once(self, message: str) -> None:
         if not self._has_warned and not self.attachment.has_rivals:
             self._has_warned = True
             warnings.warn(f"{self.attachment.path or 'the recurrent layer'}: {message}", stacklevel=2)
 
-    def _initial(
-        self, x: Tensor, batch: int, batch_sizes: Tensor | None, order: Tensor | None, hx: Any, batched: bool
-    ) -> Any:
-        """Return the checked initial states, (layers · directions, B, H) each, in the batch's order."""
-        module = self.module
-        count = module.num_layers * (2 if module.bidirectional else 1)
-        parts = 2 if module.mode == "LSTM" else 1
-        if hx is None:
-            states = [x.new_zeros(count, batch, module.hidden_size)] * parts
-        else:
-            states = list(hx) if parts == 2 else [hx]
-            states = states if batched else [state.unsqueeze(1) for state in states]
-            states = states if order is None else [state.index_select(1, order) for state in states]
-        as_given = x.transpose(0, 1) if module.batch_first and batch_sizes is None else x
-        checked: Any = tuple(states) if parts == 2 else states[0]
-        module.check_forward_args(as_given, checked, batch_sizes)
-        return states
-
     def run_layer(
-        self, number: int, x: Tensor, first: Sequence[Tensor], weights: Sequence[Any], packing: Packing | None = None
+        self,
+        number: int,
+        x: Tensor,
+        first: Sequence[Tensor],
+        weights: Sequence[Any],
+        packing: Packing | None = None,
+        layout: Layout = "batch",
     ) -> Sequence[Tensor]:
         """Run a layer, recorded or by torch; return the outputs and the final states, (directions, B, H) each."""
-        length = len(x) if packing is None else packing.shape[0]
-        callbacks = self._leave_to_torch(number, length, first[0][0], packing is not None)
-        layer = self._layers[number]
+        return self._run(replace(self._layers[number], packing=packing), x, first, weights, layout)
+
+    def _run_in_runs(
+        self, runs: Sequence[Run], number: int, x: Tensor, first: Sequence[Tensor], weights: Sequence[Any]
+    ) -> Sequence[Tensor]:
+        """Run a layer on packed rows, each direction in runs; as :meth:`run_layer`."""
+        layer, found = self._layers[number], []
+        each = len(weights) // len(layer.paths)
+        for d, run in zip(range(len(layer.paths)), (run_forwards, run_backwards), strict=False):
+            own = replace(layer, paths=layer.paths[d : d + 1])
+            call = partial(self._run, own, weights=weights[d * each : (d + 1) * each], layout="runs")
+            found.append(run(call, runs, x, [part[d : d + 1] for part in first]))
+        outs, *finals = zip(*found, strict=True)
+        return [torch.cat(outs, -1), *map(torch.cat, finals)]
+
+    def _run(
+        self, layer: FusedLayer, x: Tensor, first: Sequence[Tensor], weights: Sequence[Any], layout: Layout
+    ) -> Sequence[Tensor]:
+        length = len(x) if layer.packing is None else layer.packing.shape[0]
+        callbacks = self._leave_to_torch(layer, length, first[0][0], layout)
         if callbacks is None:
-            applied: Sequence[Tensor] = LayerFunction.apply(replace(layer, packing=packing), x, *first, *weights)
+            applied: Sequence[Tensor] = LayerFunction.apply(layer, x, *first, *weights)
             return applied
-        found = run_kernel(Recurrence(x, first, weights, layer.mode, directions=len(layer.paths), packing=packing))
-        when_backward(found, callbacks)
+        directions, packing = len(layer.paths), layer.packing
+        found = run_kernel(Recurrence(x, first, weights, layer.mode, directions=directions, packing=packing))
+        after_torch(found, callbacks)
         return found
+
+
+def after_torch(outputs: Sequence[Tensor], calls: Sequence[Callable[[], None]]) -> None:
+    """Call each of ``calls`` in the backward pass of ``outputs``; at once if gradients are disabled."""
+    if torch.is_grad_enabled():
+        when_backward(outputs, calls)
+    else:
+        for call in calls:
+            call()
 
 
 def recorder_on(module: nn.Module) -> RecurrentRecorder | None:
@@ -255,9 +276,3 @@ def _with_recorded_super(kind: Any) -> Any:
 
     between = type(kind)("Recorded", (torch_layer_class(kind),), {"forward": forward})
     return type(kind)(kind.__name__, (kind, between), {})
-
-
-def _well_formed(x: Tensor, hx: Any) -> bool:
-    """Return whether ``x`` has two or three dimensions (one sequence, or a batch), and ``hx`` as many."""
-    states = () if hx is None else hx if isinstance(hx, tuple | list) else (hx,)
-    return x.dim() in (2, 3) and all(state.dim() == x.dim() for state in states)

@@ -1,0 +1,111 @@
+"""The input of torch's recurrent modules in one layout: steps first, or the rows of packed sequences."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence
+
+from gradfree.time.runs import Run, runs_of
+
+
+@dataclass(frozen=True)
+class Sequences:
+    """The input of a recurrent module.
+
+    Attributes:
+        module: the module.
+        given: the input as the module takes it.
+    """
+
+    module: nn.RNNBase
+    given: Any
+
+    @property
+    def packed(self) -> bool:
+        """Whether the input is packed."""
+        return isinstance(self.given, PackedSequence)
+
+    @cached_property
+    def x(self) -> Tensor:
+        """The input as (T, B, I), or as rows (N, I) if it is :attr:`ragged`."""
+        if self.ragged:
+            return self.given.data
+        if self.packed:
+            return self.given.data.unflatten(0, (self.length, self.batch))
+        x: Tensor = self.given if self._batched else self.given.unsqueeze(0 if self.module.batch_first else 1)
+        # Same layout as in the module itself, as the rounding of matrix products depends on it.
+        return x.transpose(0, 1) if self.module.batch_first else x
+
+    @property
+    def batch_sizes(self) -> Tensor | None:
+        """The number of sequences of each step if the input is packed."""
+        return self.given.batch_sizes if self.packed else None
+
+    @property
+    def length(self) -> int:
+        """T."""
+        return len(self.given.batch_sizes) if self.packed else len(self.x)
+
+    @property
+    def batch(self) -> int:
+        """B."""
+        return int(self.given.batch_sizes[0]) if self.packed else self.x.shape[1]
+
+    @cached_property
+    def ragged(self) -> bool:
+        """Whether the input is packed and has several lengths; otherwise it has the layout of an ordinary batch."""
+        return self.packed and int(self.given.batch_sizes[-1]) != self.batch
+
+    @cached_property
+    def runs(self) -> Sequence[Run]:
+        """The runs of ragged sequences."""
+        return runs_of(self.given.batch_sizes)
+
+    def initial_states(self, hx: Any) -> list[Tensor]:
+        """Return the checked initial states, (layers · directions, B, H) each, in the order of :attr:`x`."""
+        module = self.module
+        count = module.num_layers * (2 if module.bidirectional else 1)
+        parts = 2 if module.mode == "LSTM" else 1
+        x = self.given.data if self.packed else self.x
+        if hx is None:
+            states = [x.new_zeros(count, self.batch, module.hidden_size)] * parts
+        else:
+            states = list(hx) if parts == 2 else [hx]
+            states = states if self._batched else [state.unsqueeze(1) for state in states]
+            order = self.given.sorted_indices if self.packed else None
+            states = states if order is None else [state.index_select(1, order) for state in states]
+        as_given = x.transpose(0, 1) if module.batch_first and not self.packed else x
+        checked: Any = tuple(states) if parts == 2 else states[0]
+        module.check_forward_args(as_given, checked, self.batch_sizes)
+        return states
+
+    def result(self, out: Tensor, finals: Sequence[Tensor]) -> tuple[Any, Any]:
+        """Return what the module returns, from outputs as :attr:`x` and the final states as the initial ones."""
+        whole: Any
+        if self.packed:
+            _, sizes, order, back = self.given
+            finals = [final if back is None else final.index_select(1, back) for final in finals]
+            whole = PackedSequence(out if self.ragged else out.flatten(0, 1), sizes, order, back)
+        else:
+            whole = out.transpose(0, 1) if self.module.batch_first else out
+            if not self._batched:
+                whole = whole.squeeze(0 if self.module.batch_first else 1)
+                finals = [final.squeeze(1) for final in finals]
+        return whole, tuple(finals) if len(finals) > 1 else finals[0]
+
+    @property
+    def _batched(self) -> bool:
+        return self.packed or self.given.dim() == 3
+
+
+def well_formed(x: Any, hx: Any) -> bool:
+    """Return whether ``x`` is packed, or has two or three dimensions (one sequence, or a batch) and ``hx`` as many."""
+    if isinstance(x, PackedSequence):
+        return True
+    states = () if hx is None else hx if isinstance(hx, tuple | list) else (hx,)
+    return x.dim() in (2, 3) and all(state.dim() == x.dim() for state in states)
