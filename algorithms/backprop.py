@@ -43,8 +43,8 @@ class Backprop(Engine):
         return True
 
     def leave_to_torch(self, call: LayerCall) -> Sequence[Callable[[], None]] | None:
-        """Leave runs of packed sequences and evaluation to torch where it is faster; else only warn."""
-        if not call.trains or (call.layout == "runs" and call.torch_is_faster):
+        """Leave packed sequences and evaluation to torch where it is faster; for other calls only warn."""
+        if not call.trains or (call.layout != "batch" and call.torch_is_faster):
             return ()
         if call.length > 1 and call.torch_is_faster:
             call.warn(

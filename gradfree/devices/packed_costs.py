@@ -1,7 +1,7 @@
 """Expected times of a recurrent layer on packed sequences of several lengths: whole, in runs, or as a padded grid.
 
 Each time is linear in the layer's sizes. The coefficients were fitted to measurements on one CPU thread, with float32:
-they predict 80 % of 300 layers to within 25 %. ``benchmarks/scripts/packed_costs.py`` measures and prints them.
+they predict 80 % of 250 layers to within 25 %. ``benchmarks/scripts/packed_costs.py`` measures and prints them.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple
 
 from torch import Tensor
 
-from gradfree.devices.costs import runs_onednn
+from gradfree.devices.costs import SHORTEST, runs_onednn
 
 Layout = Literal["batch", "whole", "runs", "grid"]
 """How sequences run.
@@ -60,35 +60,35 @@ class Coefficients(NamedTuple):
 # Both passes.
 _TRAINING: dict[str, dict[str, Coefficients]] = {
     "LSTM": {
-        "whole": Coefficients(208, 133, 1.5e-2, 3.5e-4, 9.9e-3, 1.2e-3, 1.2e-3),
-        "runs": Coefficients(368, 5.7, 6.3e-3, 2.7e-4, 8.6e-3, 1.3e-4),
-        "grid": Coefficients(1020, 48, 5.1e-2, 3.1e-4, 1.2e-2, 4.5e-4),
+        "whole": Coefficients(260, 140, 0.031, 0.00031, 0, 0.0023, 0.001),
+        "runs": Coefficients(380, 16, 0.013, 0.00024, 0.0085, 2.4e-05),
+        "grid": Coefficients(1000, 39, 0.061, 0.00029, 0.0052, 0.00075),
     },
     "GRU": {
-        "whole": Coefficients(240, 128, 1.1e-2, 2.5e-4, 0.0, 1.3e-3, 8.3e-4),
-        "runs": Coefficients(136, 127, 2.0e-2, 2.1e-4, 1.9e-3, 1.1e-3),
-        "grid": Coefficients(968, 41, 2.8e-2, 2.2e-4, 4.9e-3, 4.7e-4),
+        "whole": Coefficients(320, 130, 0.019, 0.0002, 0, 0.0017, 0.001),
+        "runs": Coefficients(300, 51, 0.034, 0.00013, 0.0028, 0.0014),
+        "grid": Coefficients(1000, 27, 0.031, 0.00021, 0.0032, 0.00067),
     },
     "RNN": {
-        "whole": Coefficients(223, 47, 6.5e-3, 6.7e-5, 0.0, 3.2e-4, 2.8e-4),
-        "runs": Coefficients(127, 40, 8.2e-3, 6.6e-5, 4.3e-4, 4.0e-4),
-        "grid": Coefficients(682, 17, 7.2e-3, 5.5e-5, 8.2e-4, 1.8e-4),
+        "whole": Coefficients(300, 49, 0.011, 5e-05, 0.0014, 0.00039, 0.00024),
+        "runs": Coefficients(190, 20, 0.008, 5.9e-05, 0.0015, 0.00017),
+        "grid": Coefficients(790, 11, 0.011, 4.2e-05, 0.0027, 0.00018),
     },
 }
 
 # The forward pass alone, under ``no_grad``.
 _EVALUATION: dict[str, dict[str, Coefficients]] = {
     "LSTM": {
-        "whole": Coefficients(134, 16, 1.6e-2, 8.6e-5, 3.3e-3, 2.5e-4),
-        "runs": Coefficients(107, 1.7, 1.1e-3, 9.1e-5, 2.3e-3, 5.3e-5),
+        "whole": Coefficients(130, 14, 0.016, 8.4e-05, 0.0012, 0.00033),
+        "runs": Coefficients(120, 2.1, 0.0042, 7.2e-05, 0.0023, 3.7e-05),
     },
     "GRU": {
-        "whole": Coefficients(123, 21, 9.0e-3, 7.1e-5, 1.1e-3, 1.8e-4),
-        "runs": Coefficients(37, 15, 5.8e-3, 7.5e-5, 3.4e-4, 2.2e-4),
+        "whole": Coefficients(110, 14, 0.0097, 6e-05, 0, 0.00033),
+        "runs": Coefficients(48, 15, 0.0075, 6.4e-05, 0.00029, 0.00038),
     },
     "RNN": {
-        "whole": Coefficients(101, 7.8, 5.1e-3, 2.1e-5, 0.0, 6.8e-5),
-        "runs": Coefficients(29, 5.9, 3.3e-3, 2.4e-5, 1.6e-4, 6.5e-5),
+        "whole": Coefficients(100, 5.1, 0.005, 2e-05, 0.0004, 7.1e-05),
+        "runs": Coefficients(37, 5.9, 0.0028, 2.4e-05, 0.00034, 7e-05),
     },
 }
 
@@ -105,12 +105,12 @@ def packed_layout(kind: str, runs: Sequence[tuple[int, int]], like: Tensor, inpu
         inputs: I.
         trains: whether both passes run, or the forward pass alone.
     """
-    if like.device.type != "cpu":
+    steps, rows = sum(s for s, _ in runs), sum(s * b for s, b in runs)
+    if like.device.type != "cpu" or steps < SHORTEST:
         return "whole"
     # An LSTM that oneDNN does not run step by step has a GRU's structure, and so about the same ratios.
     name = "GRU" if kind == "LSTM" and not runs_onednn(like, kind) else kind.partition("_")[0]
     of = (_TRAINING if trains else _EVALUATION)[name]
-    steps, rows = sum(s for s, _ in runs), sum(s * b for s, b in runs)
     sizes = steps, rows, like.shape[1], inputs
     times: dict[Layout, float] = {"whole": _CLEARLY * of["whole"].time(1, *sizes)}
     times["runs"] = of["runs"].time(len(runs), *sizes)

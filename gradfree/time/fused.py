@@ -20,6 +20,7 @@ from torch.nn.utils.rnn import PackedSequence
 from gradfree.chains.report import path_name
 from gradfree.chains.site import Removable, Site
 from gradfree.chains.solving import Attachment
+from gradfree.devices.costs import SHORTEST
 from gradfree.devices.packed_costs import Layout, packed_layout
 from gradfree.errors import ATTACHED, ChainError
 from gradfree.time.forward import LayerCall, Recurrence, SingleStepWarning, run_kernel
@@ -140,16 +141,17 @@ class RecurrentRecorder:
         if layout == "runs":
             run: RunLayer = partial(self._run_in_runs, given.runs)
         else:
-            like = given.x.new_empty(given.batch, self.module.hidden_size)
-            left = [self._leave_to_torch(layer, given.length, like, layout) for layer in self._layers]
+            left = [self._leave_to_torch(layer, given.length, given.like, layout) for layer in self._layers]
             if None not in left:
                 out, final = self._run_torch(input, hx)
-                last = final if isinstance(final, tuple) else (final,)
-                after_torch((out.data if given.packed else out, *last), [each for own in left for each in own or ()])
+                outs = (out.data if given.packed else out, *(final if isinstance(final, tuple) else (final,)))
+                self._after_torch(outs, [each for own in left for each in own or ()])
                 return out, final
             packing = Packing(input.batch_sizes, given.x.device) if given.ragged else None
             run = partial(self.run_layer, packing=packing, layout=layout)
         out, finals = run_layers(self.module, run, given.x, given.initial_states(hx))
+        if layout == "runs":
+            self._after_torch([out, *finals], [])
         return given.result(out, finals)
 
     def _run_torch(self, input: Any, hx: Any) -> Any:
@@ -168,12 +170,11 @@ class RecurrentRecorder:
         # Comparisons and surveys need the whole chain.
         if not at.engine.solves_pieces or at.compares or at.surveys is not None:
             return "grid"
-        like = given.x.new_empty(given.batch, module.hidden_size)
-        return packed_layout(module.mode, given.runs, like, given.x.shape[1], trains=torch.is_grad_enabled())
+        return packed_layout(module.mode, given.runs, given.like, given.x.shape[1], trains=torch.is_grad_enabled())
 
     def _leave_to_torch(
         self, layer: FusedLayer, length: int, like: Tensor, layout: Layout
-    ) -> list[Callable[[], None]] | None:
+    ) -> Sequence[Callable[[], None]] | None:
         """Return callbacks for the backward pass if the engine leaves this layer to torch's kernel, else ``None``."""
         at = self.attachment
         # Comparisons and surveys need the chain. Under autocast, torch's kernels have not been measured.
@@ -181,10 +182,18 @@ class RecurrentRecorder:
             return None
         trains = torch.is_grad_enabled()
         call = LayerCall(layer.mode, length, like, layout, trains, at.memory, layer.paths, self._warn_once)
-        callbacks = at.engine.leave_to_torch(call)
-        if callbacks is None:
-            return None
-        return [*callbacks] if at.path in at.solved or not trains else [*callbacks, partial(at.solved.add, at.path)]
+        return at.engine.leave_to_torch(call)
+
+    def _after_torch(self, outputs: Sequence[Tensor], calls: Sequence[Callable[[], None]]) -> None:
+        """Call each of ``calls`` in the backward pass of ``outputs``; at once if gradients are disabled."""
+        at = self.attachment
+        if not torch.is_grad_enabled():
+            for call in calls:
+                call()
+        elif at.path in at.solved:
+            when_backward(outputs, calls)
+        else:
+            when_backward(outputs, [*calls, partial(at.solved.add, at.path)])
 
     def _warn_once(self, message: str) -> None:
         if not self._has_warned and not self.attachment.has_rivals:
@@ -207,14 +216,25 @@ class RecurrentRecorder:
         self, runs: Sequence[Run], number: int, x: Tensor, first: Sequence[Tensor], weights: Sequence[Any]
     ) -> Sequence[Tensor]:
         """Run a layer on packed rows, each direction in runs; as :meth:`run_layer`."""
-        layer, found = self._layers[number], []
+        layer = self._layers[number]
         each = len(weights) // len(layer.paths)
+        found = []
         for d, run in zip(range(len(layer.paths)), (run_forwards, run_backwards), strict=False):
             own = replace(layer, paths=layer.paths[d : d + 1])
-            call = partial(self._run, own, weights=weights[d * each : (d + 1) * each], layout="runs")
+            call = partial(self._run_piece, own, weights=weights[d * each : (d + 1) * each])
             found.append(run(call, runs, x, [part[d : d + 1] for part in first]))
+        if len(found) == 1:
+            return found[0]
         outs, *finals = zip(*found, strict=True)
         return [torch.cat(outs, -1), *map(torch.cat, finals)]
+
+    def _run_piece(
+        self, layer: FusedLayer, x: Tensor, first: Sequence[Tensor], weights: Sequence[Any]
+    ) -> Sequence[Tensor]:
+        """Run one direction of a layer on one run; no engine is faster than torch on a short one."""
+        if len(x) >= SHORTEST:
+            return self._run(layer, x, first, weights, "runs")
+        return run_kernel(Recurrence(x, first, weights, layer.mode))
 
     def _run(
         self, layer: FusedLayer, x: Tensor, first: Sequence[Tensor], weights: Sequence[Any], layout: Layout
@@ -226,17 +246,8 @@ class RecurrentRecorder:
             return applied
         directions, packing = len(layer.paths), layer.packing
         found = run_kernel(Recurrence(x, first, weights, layer.mode, directions=directions, packing=packing))
-        after_torch(found, callbacks)
+        self._after_torch(found, callbacks)
         return found
-
-
-def after_torch(outputs: Sequence[Tensor], calls: Sequence[Callable[[], None]]) -> None:
-    """Call each of ``calls`` in the backward pass of ``outputs``; at once if gradients are disabled."""
-    if torch.is_grad_enabled():
-        when_backward(outputs, calls)
-    else:
-        for call in calls:
-            call()
 
 
 def recorder_on(module: nn.Module) -> RecurrentRecorder | None:

@@ -7,8 +7,8 @@ cost grows with the square of the number of steps; it takes a padded batch in on
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
-from itertools import groupby
 from typing import NamedTuple
 
 import torch
@@ -27,7 +27,8 @@ class Run(NamedTuple):
 
 def runs_of(batch_sizes: Tensor) -> list[Run]:
     """Return the runs of packed sequences, the largest batch first; ``batch_sizes`` as in ``PackedSequence``."""
-    return [Run(sum(1 for _ in same), rows) for rows, same in groupby(batch_sizes.tolist())]
+    # Batch sizes only fall, so that equal ones are neighbours.
+    return [Run(steps, rows) for rows, steps in Counter(batch_sizes.tolist()).items()]
 
 
 def run_forwards(call: RunSteps, runs: Sequence[Run], x: Tensor, first: Sequence[Tensor]) -> list[Tensor]:

@@ -41,6 +41,11 @@ class Sequences:
         # Same layout as in the module itself, as the rounding of matrix products depends on it.
         return x.transpose(0, 1) if self.module.batch_first else x
 
+    @cached_property
+    def like(self) -> Tensor:
+        """A state of one layer and direction, (B, H), not initialised."""
+        return self.x.new_empty(self.batch, self.module.hidden_size)
+
     @property
     def batch_sizes(self) -> Tensor | None:
         """The number of sequences of each step if the input is packed."""
@@ -54,16 +59,16 @@ class Sequences:
     @property
     def batch(self) -> int:
         """B."""
-        return int(self.given.batch_sizes[0]) if self.packed else self.x.shape[1]
+        return self.runs[0].rows if self.packed else self.x.shape[1]
 
-    @cached_property
+    @property
     def ragged(self) -> bool:
         """Whether the input is packed and has several lengths; otherwise it has the layout of an ordinary batch."""
-        return self.packed and int(self.given.batch_sizes[-1]) != self.batch
+        return self.packed and len(self.runs) > 1
 
     @cached_property
     def runs(self) -> Sequence[Run]:
-        """The runs of ragged sequences."""
+        """The runs of packed sequences."""
         return runs_of(self.given.batch_sizes)
 
     def initial_states(self, hx: Any) -> list[Tensor]:
