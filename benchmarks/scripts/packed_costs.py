@@ -15,6 +15,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import NamedTuple
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -24,10 +25,9 @@ from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence
 
 from gradfree import create_engine
 from gradfree.devices.packed_costs import Coefficients, Layout
-from gradfree.time import fused
 from gradfree.time.runs import runs_of
 
-_MODULES: tuple[type[nn.RNNBase], ...] = (nn.LSTM, nn.GRU, nn.RNN)
+_MODULES: tuple[Callable[[int, int], nn.RNNBase], ...] = (nn.LSTM, nn.GRU, nn.RNN)
 _LARGEST = 2e9
 """The most multiplications of a layer with its padding: a larger one takes too long."""
 
@@ -75,11 +75,8 @@ def times(passes: dict[Layout, Callable[[], object]]) -> dict[Layout, float]:
 
 def in_layout(layout: Layout, run: Callable[[], object]) -> object:
     """Run an attached layer with the given layout in place of the chosen one."""
-    chosen, fused.packed_layout = fused.packed_layout, lambda *_, **__: layout
-    try:
+    with patch("gradfree.time.fused.packed_layout", lambda *_, **__: layout):
         return run()
-    finally:
-        fused.packed_layout = chosen
 
 
 def both_passes(module: nn.RNNBase, packed: PackedSequence, cotangent: Tensor) -> object:

@@ -84,6 +84,11 @@ class Attachment:
         with without_tf32() if self.compares else nullcontext():
             return self._solve(chain, direct)
 
+    def report(self, name: str, figure: Tensor) -> None:
+        """Report a figure of a forward pass, under the module's path, to :func:`engine_figures`."""
+        for figures in _listeners:
+            figures.setdefault(self.path, {})[name] = figure
+
     def _solve(self, chain: Chain, direct: Any) -> ChainGradients:
         listeners = tuple(_listeners)
         chain.figures = {} if listeners else None
@@ -116,6 +121,8 @@ def engine_figures() -> Iterator[Figures]:
       tolerance, how much the last sweep has changed them.
     - "drift": the largest ‖W Wᵀ - I‖ of the weights that are kept orthogonal.
     - "mismatch": at the borders of segments, or after Newton's sweeps; "forward mismatch" is that of the forward pass.
+    - "packed in runs", "packed as a grid", "packed as a whole": under the path of a recurrent module with packed
+      sequences of several lengths, in how many calls of each layer and direction they ran.
     - "sequential", "forward sequential": whether the engine fell back to running sequentially.
 
     Yields:

@@ -105,11 +105,10 @@ def packed_layout(kind: str, runs: Sequence[tuple[int, int]], like: Tensor, inpu
         inputs: I.
         trains: whether both passes run, or the forward pass alone.
     """
-    steps, rows = sum(s for s, _ in runs), sum(s * b for s, b in runs)
+    steps, rows = _totals(runs)
     if like.device.type != "cpu" or steps < SHORTEST:
         return "whole"
-    # An LSTM that oneDNN does not run step by step has a GRU's structure, and so about the same ratios.
-    name = "GRU" if kind == "LSTM" and not runs_onednn(like, kind) else kind.partition("_")[0]
+    name = _row_of(kind, like)
     of = (_TRAINING if trains else _EVALUATION)[name]
     sizes = steps, rows, like.shape[1], inputs
     times: dict[Layout, float] = {"whole": _CLEARLY * of["whole"].time(1, *sizes)}
@@ -120,3 +119,35 @@ def packed_layout(kind: str, runs: Sequence[tuple[int, int]], like: Tensor, inpu
             times["runs"] = min(times["runs"], of["grid"].time(len(runs), *sizes))
         times["grid"] = of["grid"].time(1, steps, steps * runs[0][1], *sizes[2:]) / _CLEARLY
     return min(times, key=times.__getitem__)
+
+
+def runs_beat_batches(
+    kind: str, runs: Sequence[tuple[int, int]], batches: Sequence[Sequence[int]], like: Tensor, units: int
+) -> bool:
+    """Return whether pieces of sequences run faster in runs than in padded batches, on a CPU.
+
+    Args:
+        kind: the torch cell.
+        runs: as in :func:`packed_layout`, of all pieces together.
+        batches: the number of steps and of rows of each batch.
+        like: an input, (B, I); not read.
+        units: H.
+    """
+    name = _row_of(kind, like)
+    # For other cells than oneDNN's LSTM a call costs as much as a few steps, so that padding is never worth it.
+    if name != "LSTM":
+        return True
+    in_runs, in_batches = (
+        _TRAINING[name]["runs"].time(len(calls), *_totals(calls), units, like.shape[1]) for calls in (runs, batches)
+    )
+    return in_runs < in_batches
+
+
+def _totals(calls: Sequence[Sequence[int]]) -> tuple[int, int]:
+    """Return the number of steps and of rows of all calls."""
+    return sum(steps for steps, _ in calls), sum(steps * rows for steps, rows in calls)
+
+
+def _row_of(kind: str, like: Tensor) -> str:
+    """Return the row of the tables: an LSTM that oneDNN does not run has a GRU's structure, and about its ratios."""
+    return "GRU" if kind == "LSTM" and not runs_onednn(like, kind) else kind.partition("_")[0]

@@ -11,11 +11,13 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.utils.rnn import PackedSequence
 
+from gradfree.devices.packed_costs import runs_beat_batches
 from gradfree.errors import ChainError
 from gradfree.resets.pieces import PieceBatch, Pieces, final_states, in_sequence_order
 from gradfree.time.cell_layer import CellLayer, has_hooks, state_problems
 from gradfree.time.forward import Recurrence, run_kernel
-from gradfree.time.fused import RunLayer, recorder_on, run_layers
+from gradfree.time.fused import RecurrentRecorder, RunLayer, recorder_on, run_layers
+from gradfree.time.runs import run_forwards, runs_of
 
 _SATURATED = 1e4
 """A pre-activation at which a sigmoid is exactly 0 (negative) or 1."""
@@ -54,8 +56,8 @@ def run_with_resets(layer: nn.Module, input: Tensor, state: Any, resets: Tensor)
     if len(x) == 1:
         return _run_one_step(layer, input, parts, resets, isinstance(state, tuple))
     pieces = Pieces.from_resets(resets.t() if layer.batch_first else resets)
-    if run := _padded_runner(layer, x):
-        batches = list(pieces.batches())
+    batches = list(pieces.batches())
+    if run := _padded_runner(layer, x, batches):
         found = [run(rows.gather(x), [rows.initial_states(part) for part in parts], rows) for rows in batches]
     else:
         batches = [pieces.batch_of(pieces.length.argsort(descending=True, stable=True))]
@@ -81,28 +83,52 @@ def _run_one_step(layer: Any, input: Tensor, parts: Sequence[Tensor], resets: Te
     return layer(input, tuple(kept) if several or len(kept) > 1 else kept[0])
 
 
-def _padded_runner(layer: Any, x: Tensor) -> Callable[[Tensor, list[Tensor], PieceBatch], Sequence[Tensor]] | None:
-    """Return a function that runs padded pieces; ``None`` if pieces must run packed by the module."""
+def _padded_runner(
+    layer: Any, x: Tensor, batches: Sequence[PieceBatch]
+) -> Callable[[Tensor, list[Tensor], PieceBatch], Sequence[Tensor]] | None:
+    """Return a function that runs padded pieces; ``None`` if pieces run packed."""
     if isinstance(layer, CellLayer):
         return lambda x, first, rows: layer.unroll(x, first, rows.last_steps)
-    recorder = recorder_on(layer)
     if x.device.type != "cpu":
         return None
-    if recorder is None or not torch.is_grad_enabled():
-        return partial(
-            _run_padded, layer, lambda number, x, first, weights: run_kernel(Recurrence(x, first, weights, layer.mode))
-        )
-    # Engines with their own forward method need padded sequences. Approximate engines would count the padding.
-    return partial(_run_padded, layer, recorder.run_layer) if recorder.attachment.engine.forwards else None
+    recorder = _solving(layer)
+    if recorder is not None:
+        # Engines with their own forward method need padded sequences. Approximate engines would count the padding.
+        return partial(_run_padded, layer, recorder.run_layer) if recorder.attachment.engine.forwards else None
+    lengths = torch.cat([rows.valid.sum(0) for rows in batches])
+    runs = runs_of((torch.arange(int(lengths.max()), device="cpu")[:, None] < lengths).sum(1))
+    if runs_beat_batches(layer.mode, runs, [rows.valid.shape for rows in batches], x[0], layer.hidden_size):
+        return None
+    return partial(_run_padded, layer, partial(_run_kernel, layer))
+
+
+def _solving(layer: nn.Module) -> RecurrentRecorder | None:
+    """Return the recorder that solves the layer in this pass, if any."""
+    return recorder_on(layer) if torch.is_grad_enabled() else None
+
+
+def _run_kernel(
+    layer: nn.RNNBase, number: int, x: Tensor, first: Sequence[Tensor], weights: Sequence[Any]
+) -> Sequence[Tensor]:
+    return run_kernel(Recurrence(x, first, weights, layer.mode))
 
 
 def _run_packed(layer: Any, x: Tensor, parts: Sequence[Tensor], rows: PieceBatch) -> tuple[Tensor, ...]:
-    """Run the layer's own forward on rows sorted by length; return the packed outputs and the final states."""
+    """Run the layer on rows sorted by length; return the packed outputs and the final states."""
     index = rows.index[rows.valid].to(x.device)
-    packed = PackedSequence(x.flatten(0, 1).index_select(0, index), rows.valid.sum(1))
+    data, sizes = x.flatten(0, 1).index_select(0, index), rows.valid.sum(1)
     first = [rows.initial_states(part).transpose(0, 1).contiguous() for part in parts]
-    out, last = layer(packed, tuple(first) if len(first) > 1 else first[0])
-    return out.data, *(part.transpose(0, 1) for part in (last if isinstance(last, tuple) else (last,)))
+    if x.device.type == "cpu" and _solving(layer) is None:
+        runs = runs_of(sizes)
+
+        def run(number: int, x: Tensor, first: Sequence[Tensor], weights: Sequence[Any]) -> Sequence[Tensor]:
+            return run_forwards(partial(_run_kernel, layer, number, weights=weights), runs, x, first)
+
+        out, finals = run_layers(layer, run, data, first)
+    else:
+        packed, final = layer(PackedSequence(data, sizes), tuple(first) if len(first) > 1 else first[0])
+        out, finals = packed.data, [*final] if isinstance(final, tuple) else [final]
+    return out, *(part.transpose(0, 1) for part in finals)
 
 
 def _run_padded(layer: Any, run: RunLayer, x: Tensor, parts: Sequence[Tensor], rows: PieceBatch) -> tuple[Tensor, ...]:

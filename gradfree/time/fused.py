@@ -33,6 +33,9 @@ from gradfree.torchside.hooks import when_backward
 from gradfree.torchside.private import other_pass, transforms_active, uncompiled
 from gradfree.torchside.unsaved import Unsaved
 
+_FIGURES = {"whole": "packed as a whole", "runs": "packed in runs", "grid": "packed as a grid"}
+"""The names of figures, by layout."""
+
 RunLayer = Callable[[int, Tensor, Sequence[Tensor], Sequence[Any]], Sequence[Tensor]]
 """Maps a layer's number, input, initial states and weights to its outputs and final states."""
 
@@ -138,6 +141,8 @@ class RecurrentRecorder:
             self._has_recorded = True
             self.single_steps.count(given.length)
         layout = self._layout(given)
+        if layout != "batch":
+            at.report(_FIGURES[layout], torch.tensor(float(len(given.runs) if layout == "runs" else 1)))
         if layout == "runs":
             run: RunLayer = partial(self._run_in_runs, given.runs)
         else:
@@ -168,7 +173,7 @@ class RecurrentRecorder:
         if not given.ragged:
             return "batch"
         # Comparisons and surveys need the whole chain.
-        if not at.engine.solves_pieces or at.compares or at.surveys is not None:
+        if not at.engine.solves_pieces or at.compares or at.surveys is not None or at.deltas is not None:
             return "grid"
         return packed_layout(module.mode, given.runs, given.like, given.x.shape[1], trains=torch.is_grad_enabled())
 

@@ -126,10 +126,10 @@ def test_no_file_is_long(folder):
 
 @pytest.mark.parametrize("folder", [*PACKAGES, "tests"])
 def test_no_room_is_crowded(folder):
-    """A folder has at most a dozen files."""
+    """A folder has at most twenty files; make another folder for those that belong together."""
     rooms = Counter(str(path.parent) for path in (ROOT / folder).rglob("*.py"))
     assert rooms
-    assert not {room: files for room, files in rooms.items() if files > 12}
+    assert not {room: files for room, files in rooms.items() if files > 20}
 
 
 def test_no_two_public_classes_share_a_name():

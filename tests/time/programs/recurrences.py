@@ -57,6 +57,7 @@ AXES: dict[str, tuple[Any, ...]] = {
         "one",
         "nobody",
     ),
+    "layout": ("chosen", "whole", "grid", "runs", "runs"),
     "strides": ("dense", "dense", "turned", "every second"),
     "initial": (True, False),
     "input": (True, True, False),

@@ -1,0 +1,134 @@
+"""Packed sequences of several lengths: in runs, whole by torch, or as a grid, whichever is expected to be fastest.
+
+Gradients in each layout are compared with torch's by the random programs.
+"""
+
+from unittest.mock import patch
+
+import pytest
+import torch
+from oracles import off_by
+from torch import nn
+from torch.nn.utils.rnn import pack_padded_sequence, pack_sequence
+
+import gradfree
+from gradfree.benchmarks.timing.allocations import peak_memory
+from gradfree.devices.packed_costs import packed_layout, runs_beat_batches
+from gradfree.time.runs import runs_of
+
+LONG = [(100, 8), (50, 6), (60, 2)]
+SHORT = [(2, rows) for rows in range(12, 0, -1)]
+
+
+def packed(*lengths, inputs=3, dtype=torch.float64):
+    return pack_sequence([torch.randn(length, inputs, dtype=dtype) for length in lengths], enforce_sorted=False)
+
+
+def everything(layer, given, *state):
+    """Return outputs, final states and the gradients of all parameters and initial states."""
+    out, final = layer(given, *([state] if state else []))
+    found = [out.data, *(final if isinstance(final, tuple) else [final])]
+    return [*found, *torch.autograd.grad(sum(part.sin().sum() for part in found), [*layer.parameters(), *state])]
+
+
+def layouts(figures):
+    return {name for path in figures.values() for name in path if name.startswith("packed")}
+
+
+@pytest.mark.parametrize(
+    ("kind", "runs", "shape", "trains", "expected"),
+    [
+        ("LSTM", LONG, (8, 64), True, "runs"),
+        ("LSTM", LONG, (8, 64), False, "runs"),
+        ("LSTM", SHORT, (12, 256), True, "whole"),
+        ("LSTM", SHORT, (12, 8), True, "grid"),
+        ("LSTM", SHORT, (12, 64), False, "whole"),
+        ("LSTM", [(4, 8), (4, 1)], (8, 64), True, "whole"),
+        ("GRU", LONG, (8, 16), True, "grid"),
+        ("GRU", [(rows, 130 - rows) for rows in range(1, 30)], (129, 128), True, "runs"),
+        ("RNN_RELU", SHORT, (12, 64), False, "whole"),
+    ],
+)
+def test_the_layout_follows_the_sizes(kind, runs, shape, trains, expected):
+    assert packed_layout(kind, runs, torch.empty(shape, dtype=torch.float32), 32, trains) == expected
+
+
+def test_other_devices_take_packed_sequences_whole():
+    assert packed_layout("LSTM", LONG, torch.empty(8, 64, dtype=torch.float32, device="meta"), 32, True) == "whole"
+
+
+def test_runs_of_batch_sizes():
+    assert runs_of(torch.tensor([4, 4, 3, 1, 1, 1])) == [(2, 4), (1, 3), (3, 1)]
+    assert runs_of(torch.tensor([2, 2])) == [(2, 2)]
+
+
+@pytest.mark.parametrize("engine", ["shooting", "backprop", "newton"])
+def test_an_lstm_runs_in_runs_in_training_and_evaluation(engine):
+    """With torch's dropout masks, its parameters' gradients, and a report of what ran."""
+    layer = nn.LSTM(3, 16, 2, bidirectional=True, dropout=0.5).float()
+    given = packed(90, 30, 90, 31, dtype=torch.float32)
+    state = [torch.randn(4, 4, 16, dtype=torch.float32, requires_grad=True) for _ in range(2)]
+    torch.manual_seed(1)
+    expected = everything(layer, given, *state)
+    with gradfree.create_engine(engine).attach(layer) as handle:
+        torch.manual_seed(1)
+        with gradfree.engine_figures() as figures:
+            assert off_by(everything(layer, given, *state), expected) < 1e-5
+        assert figures[""] == {"packed in runs": 3}
+        assert handle.chains[""].solved
+        layer.eval()
+        with torch.inference_mode(), gradfree.engine_figures() as figures:
+            out, final = layer(given)
+        assert layouts(figures) == {"packed in runs"}
+    with torch.no_grad():
+        assert off_by([out.data, *final], [layer(given)[0].data, *layer(given)[1]]) < 1e-5
+
+
+def test_long_runs_are_cut_into_segments():
+    layer, given = nn.GRU(3, 16), packed(1500, 1490, 700)
+    expected = everything(layer, given)
+    with gradfree.create_engine("shooting").attach(layer), gradfree.engine_figures() as figures:
+        assert off_by(everything(layer, given), expected) < 1e-10
+    assert layouts(figures) == {"packed in runs"}
+    assert {"sweeps", "forward sweeps"} <= figures["l0"].keys()
+
+
+@patch("gradfree.time.fused.packed_layout", lambda *_, **__: "runs")
+def test_comparisons_and_approximations_take_the_whole_chain():
+    layer, given = nn.GRU(3, 16), packed(11, 8, 2)
+    for engine, options in (("dsf", {"feedback": 0.5}), ("fixed_point", {})):
+        with gradfree.create_engine(engine, **options).attach(layer), gradfree.engine_figures() as figures:
+            everything(layer, given)
+        assert layouts(figures) == {"packed as a grid"}
+    engine = gradfree.create_engine("backprop")
+    fidelity = gradfree.gradient_fidelity(engine, layer, lambda out, _: out[0].data.pow(2).sum(), (given, None))
+    assert fidelity.states["l0"].relative_error < 1e-12
+
+
+def test_segments_that_are_asked_for_are_not_left_to_torch():
+    layer, given = nn.LSTM(3, 16), packed(*range(1, 14))
+    expected = everything(layer, given)
+    for segments, cut in (("auto", False), (3, True)):
+        engine = gradfree.create_engine("shooting", segments=segments)
+        with engine.attach(layer), gradfree.engine_figures() as figures:
+            assert off_by(everything(layer, given), expected) < 1e-10
+        assert ("sweeps" in figures.get("l0", {})) == cut
+
+
+def test_runs_need_no_more_memory_than_padding():
+    layer, lengths = nn.LSTM(32, 32).float(), torch.tensor([120, 80, 80, 40, 40, 40, 30, 10])
+    x = torch.randn(120, 8, 32, dtype=torch.float32)
+    given = pack_padded_sequence(x, lengths)
+    peaks = [peak_memory(lambda: layer(x)[0].sum().backward(), "cpu")]
+    layer.zero_grad()
+    with gradfree.create_engine("shooting").attach(layer), gradfree.engine_figures() as figures:
+        peaks.append(peak_memory(lambda: layer(given)[0].data.sum().backward(), "cpu"))
+    assert layouts(figures) == {"packed in runs"}
+    assert peaks[1] <= peaks[0]
+
+
+def test_pieces_between_resets_run_in_runs_where_padding_costs_more():
+    like = torch.empty(4, 64, dtype=torch.float32)
+    assert runs_beat_batches("GRU", LONG, [(210, 8)], like, 64)
+    assert runs_beat_batches("LSTM", LONG, [(210, 200)], like, 64)
+    assert not runs_beat_batches("LSTM", SHORT, [(24, 12)], like, 64)
