@@ -56,16 +56,26 @@ def run_here(cases: Sequence[Case], jobs: int = 1) -> Generator[Record, None, No
 
 
 def _start(case: Case) -> tuple[Connection, BaseProcess]:
-    # Forked processes have everything imported already; forking is reliable only on Linux.
-    context: ForkServerContext | SpawnContext
-    context = get_context("forkserver") if sys.platform == "linux" else get_context("spawn")
-    context.set_forkserver_preload(PRELOADED)
+    context = _context_for(case.device)
     receiver, sender = context.Pipe(duplex=False)
     process = context.Process(target=_work, args=(case, sender, dict(os.environ)))
     process.start()
     # Close this end, or the death of the worker would go unnoticed.
     sender.close()
     return receiver, process
+
+
+def _context_for(device: str) -> ForkServerContext | SpawnContext:
+    """Return how a process for a case on ``device`` is started.
+
+    Forked processes have everything imported already. Forking is reliable only on Linux, and CUDA refuses to work in a
+    forked process if the first one has asked for a device.
+    """
+    if sys.platform != "linux" or torch.device(device).type != "cpu":
+        return get_context("spawn")
+    context = get_context("forkserver")
+    context.set_forkserver_preload(PRELOADED)
+    return context
 
 
 def _receive(receiver: Connection, process: BaseProcess, case: Case) -> Record:

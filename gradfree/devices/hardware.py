@@ -153,6 +153,21 @@ def widest_float(device: torch.device) -> torch.dtype:
 
 
 @contextmanager
+def cpu_threads(count: int) -> Iterator[None]:
+    """Set the number of torch's threads on the CPU.
+
+    Not ``torch.utils.benchmark.set_torch_threads``: some versions of torch ask for an accelerator when that is
+    imported, and CUDA then refuses to work in forked processes.
+    """
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+@contextmanager
 def without_tf32() -> Iterator[None]:
     """Disable TF32 in matrix products, convolutions and recurrent layers, regardless of the user's settings."""
     products: Any = torch.backends.cuda.matmul
