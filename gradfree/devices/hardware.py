@@ -27,6 +27,15 @@ def runs_cudnn(device: torch.device) -> bool:
     return device.type == "cuda" and torch.backends.cudnn.is_available() and torch.backends.cudnn.enabled
 
 
+CUDNN_STEPS = 2**16 - 1
+"""The most steps of a sequence that cuDNN's recurrent layers take in one call."""
+
+
+def steps_a_call(length: int, device: torch.device) -> int:
+    """Return how many of ``length`` steps torch's recurrent kernel can take in one call: all, or pieces of 2¹⁵."""
+    return (CUDNN_STEPS + 1) // 2 if length > CUDNN_STEPS and runs_cudnn(device) else length
+
+
 def keeps_pinned(device: torch.device) -> bool:
     """Return whether torch keeps pinned host memory alive until ``device`` has finished copying from it."""
     return device.type in ("cuda", "xpu")

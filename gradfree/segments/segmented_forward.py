@@ -15,7 +15,7 @@ from gradfree.segments.layout import join_segments, split_segments
 from gradfree.segments.multiple_shooting import SweepResult, solve_borders
 from gradfree.segments.rule import ChainPass, SegmentPlan, SegmentRule
 from gradfree.time.closed_forms import linearise
-from gradfree.time.forward import Recurrence, Trajectory, run_sequentially
+from gradfree.time.forward import Recurrence, Trajectory, in_one_piece, run_sequentially
 
 
 def segmented_forward(rule: SegmentRule, recurrence: Recurrence) -> Trajectory | None:
@@ -36,6 +36,9 @@ def segmented_forward(rule: SegmentRule, recurrence: Recurrence) -> Trajectory |
     plan = rule.plan(this)
     if plan is None:
         return run_sequentially(recurrence)._replace(passes=[this])
+    if recurrence.mode is not None:
+        # Once for all calls of the kernel.
+        recurrence = replace(recurrence, weights=in_one_piece(recurrence.weights, 1))
     segments = (GRUSegments if recurrence.may_keep_gates else _ForwardSegments)(recurrence, plan)
     gate_products = segments.gate_products if rule.corrector and recurrence.mode is not None else None
     found, outcome = solve_borders(segments.run, segments.guess(), plan.stopping, gate_products)

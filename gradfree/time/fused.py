@@ -20,6 +20,7 @@ from torch.nn.utils.rnn import PackedSequence
 from gradfree.chains.report import path_name
 from gradfree.chains.site import Removable, Site
 from gradfree.chains.solving import Attachment
+from gradfree.devices.hardware import runs_cudnn, steps_a_call
 from gradfree.errors import ATTACHED, ChainError
 from gradfree.time.forward import LayerCall, Recurrence, SingleStepWarning, run_kernel
 from gradfree.time.fused_layer import FusedLayer, LayerFunction, chain_paths
@@ -124,7 +125,7 @@ class RecurrentRecorder:
     def record(self, input: Any, hx: Any = None) -> Any:
         """Return the same as torch's own ``forward``, with the layers recorded for the engine."""
         module = self.module
-        if not torch.is_grad_enabled():
+        if not torch.is_grad_enabled() and self._takes(input):
             return self._run_torch(input, hx)
         refuse_transforms(self.attachment.path or "the layer")
         packed = isinstance(input, PackedSequence)
@@ -143,7 +144,7 @@ class RecurrentRecorder:
         self.single_steps.count(length)
         like = x.new_empty(batch, module.hidden_size)
         left = [self._leave_to_torch(number, length, like, ragged) for number in range(module.num_layers)]
-        if None not in left:
+        if None not in left and self._takes(input):
             callbacks = [callback for of_layer in left for callback in of_layer or ()]
             out, final = self._run_torch(input, hx)
             last = final if isinstance(final, tuple) else (final,)
@@ -162,6 +163,16 @@ class RecurrentRecorder:
         if not batched:
             out, finals = out.squeeze(0 if batch_first else 1), [final.squeeze(1) for final in finals]
         return out, tuple(finals) if len(finals) > 1 else finals[0]
+
+    def _takes(self, input: Any) -> bool:
+        """Return whether torch's own ``forward`` takes the input: cuDNN refuses long sequences, and evaluation mode."""
+        packed = isinstance(input, PackedSequence)
+        x = input.data if packed else input
+        if not isinstance(x, Tensor) or x.dim() not in (2, 3) or not runs_cudnn(x.device):
+            return True
+        length = 0 if packed else x.shape[int(self.module.batch_first and x.dim() == 3)]
+        trains = self.module.training or not torch.is_grad_enabled()
+        return trains and steps_a_call(length, x.device) == length
 
     def _run_torch(self, input: Any, hx: Any) -> Any:
         return self._torch_class.forward(self.module, input, hx)
@@ -208,7 +219,8 @@ class RecurrentRecorder:
     ) -> Sequence[Tensor]:
         """Run a layer, recorded or by torch; return the outputs and the final states, (directions, B, H) each."""
         length = len(x) if packing is None else packing.shape[0]
-        callbacks = self._leave_to_torch(number, length, first[0][0], packing is not None)
+        graph = torch.is_grad_enabled()
+        callbacks = self._leave_to_torch(number, length, first[0][0], packing is not None) if graph else []
         layer = self._layers[number]
         if callbacks is None:
             applied: Sequence[Tensor] = LayerFunction.apply(replace(layer, packing=packing), x, *first, *weights)
