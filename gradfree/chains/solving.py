@@ -116,6 +116,8 @@ def engine_figures() -> Iterator[Figures]:
       tolerance, how much the last sweep has changed them.
     - "drift": the largest ‖W Wᵀ - I‖ of the weights that are kept orthogonal.
     - "mismatch": at the borders of segments, or after Newton's sweeps; "forward mismatch" is that of the forward pass.
+    - "tolerance", "forward tolerance": the tolerance that the mismatch was compared with. It is coarser where matrix
+      products round their factors, as under autocast or in TF32.
     - "sequential", "forward sequential": whether the engine fell back to running sequentially.
 
     Yields:

@@ -78,6 +78,7 @@ class Pass:
         if outcome is not None:
             chain.offer(f"{prefix}sweeps", lambda: torch.tensor(float(outcome.sweeps)))
             chain.offer(f"{prefix}mismatch", lambda: torch.tensor(outcome.mismatches[-1]))
+            chain.offer(f"{prefix}tolerance", lambda: torch.tensor(outcome.tolerance))
             chain.offer(f"{prefix}sequential", lambda: torch.tensor(float(not outcome.settled)))
 
     @property

@@ -161,6 +161,47 @@ def widest_float(device: torch.device) -> torch.dtype:
     return torch.float64
 
 
+def product_rounding(device: torch.device, dtype: torch.dtype, by_kernel: bool = False) -> float:
+    """Return the relative error to which matrix products round their factors; 0.0 if no more than ``dtype`` does.
+
+    It depends on torch's settings: autocast and, in float32, those that allow TF32 (2⁻¹¹) or bfloat16 (2⁻⁸).
+
+    Args:
+        device: where the product is computed.
+        dtype: of its factors.
+        by_kernel: whether it is a part of torch's recurrent kernel; cuDNN has a setting of its own, which is TF32 by
+            default.
+    """
+    if dtype is not torch.float32:
+        return 0.0
+    if torch.is_autocast_enabled(device.type):
+        return torch.finfo(torch.get_autocast_dtype(device.type)).eps / 2
+    if device.type == "cpu":
+        return _rounding_on_cpu()
+    return 2.0**-11 if _allows_tf32(device, by_kernel) else 0.0
+
+
+def _allows_tf32(device: torch.device, by_kernel: bool) -> bool:
+    """Return whether torch's settings allow TF32 on ``device``, which has it from compute capability 8 on."""
+    if device.type != "cuda" or torch.get_device_module(device).get_device_capability(device) < (8, 0):
+        return False
+    owner: Any = torch.backends.cudnn if by_kernel and runs_cudnn(device) else torch.backends.cuda.matmul
+    # The new setting exists from torch 2.9 on; cuDNN has one for recurrent layers.
+    owner = getattr(owner, "rnn", owner)
+    return owner.fp32_precision == "tf32" if hasattr(owner, "fp32_precision") else bool(owner.allow_tf32)
+
+
+def _rounding_on_cpu() -> float:
+    """Return the rounding error of a product's factors on the CPU, where a setting has an effect on few processors."""
+    products: Any = getattr(torch.backends.mkldnn, "matmul", None)
+    setting = torch.get_float32_matmul_precision() if products is None else products.fp32_precision
+    if setting in ("highest", "none", "ieee"):
+        return 0.0
+    one = torch.eye(64, dtype=torch.float32, device="cpu")
+    with torch.no_grad():
+        return next((u for u in (2.0**-8, 2.0**-11) if (one * (1 + u / 2) @ one)[0, 0] == 1.0), 0.0)
+
+
 @contextmanager
 def cpu_threads(count: int) -> Iterator[None]:
     """Set the number of torch's threads on the CPU.

@@ -21,7 +21,8 @@ class ToleranceEngine(Engine):
 
     Args:
         tolerance: the largest mismatch, relative to the largest state or cotangent. ``None``: 1e-12 in float64, 1e-5 in
-            float32, and for other dtypes the finest tolerance that they allow.
+            float32, and for other dtypes the finest tolerance that they allow. Where matrix products round their
+            factors (TF32, autocast), at least 8 times that rounding error.
         max_sweeps: the most sweeps; ``None``: chosen by the engine.
 
     Raises:
