@@ -56,8 +56,8 @@ def free_rows(like: Tensor, kind: str, fused: bool) -> float:
 
 def _runs_onednn(like: Tensor, kind: str) -> bool:
     """Return whether torch runs both passes of a layer of ``kind`` with states ``like`` by oneDNN."""
-    exact = like.device.type == "cpu" and like.dtype is torch.float32
-    return kind == "LSTM" and exact and torch.backends.mkldnn.is_available()
+    taken = like.device.type == "cpu" and like.dtype in (torch.float32, torch.bfloat16)
+    return kind == "LSTM" and taken and torch.backends.mkldnn.is_available()
 
 
 def segments_pay(length: int, batch: int, free: float, burn: int) -> bool:

@@ -180,9 +180,13 @@ class RecurrentRecorder:
     def _leave_to_torch(self, number: int, length: int, like: Tensor, ragged: bool) -> list[Callable[[], None]] | None:
         """Return callbacks for the backward pass if the engine leaves this layer to torch's kernel, else ``None``."""
         at = self.attachment
-        # Comparisons and surveys need the chain. Under autocast, torch's kernels have not been measured.
-        if at.compares or at.surveys is not None or torch.is_autocast_enabled(like.device.type):
+        # Comparisons and surveys need the chain.
+        if at.compares or at.surveys is not None:
             return None
+        kind = like.device.type
+        if torch.is_autocast_enabled(kind) and like.dtype is torch.float32:
+            # The precision of torch's kernel.
+            like = torch.empty_like(like, dtype=torch.get_autocast_dtype(kind))
         layer = self._layers[number]
         callbacks = at.engine.leave_to_torch(
             LayerCall(layer.mode, length, like, ragged, at.memory, layer.paths, self._warn_once)
