@@ -9,10 +9,12 @@ import sys
 import threading
 from collections.abc import Callable, Generator, Mapping, Sequence
 from itertools import islice
+from math import inf
 from multiprocessing import get_context, parent_process
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerContext, SpawnContext
 from multiprocessing.process import BaseProcess
+from time import monotonic
 
 import torch
 
@@ -36,22 +38,28 @@ Executor = Callable[[Sequence[Case]], Generator[Record, None, None]]
 stopped when it is closed."""
 
 
-def run_here(cases: Sequence[Case], jobs: int = 1) -> Generator[Record, None, None]:
-    """Run up to ``jobs`` cases in parallel: an :data:`Executor`."""
+def run_here(cases: Sequence[Case], jobs: int = 1, limit: float = inf) -> Generator[Record, None, None]:
+    """Run up to ``jobs`` cases in parallel: an :data:`Executor`. A case that takes ``limit`` seconds fails."""
     waiting = iter(cases)
-    running: dict[Connection, tuple[BaseProcess, Case]] = {}
+    running: dict[Connection, tuple[BaseProcess, Case, float]] = {}
     try:
         while True:
             for case in islice(waiting, jobs - len(running)):
                 receiver, process = _start(case)
-                running[receiver] = process, case
+                running[receiver] = process, case, monotonic() + limit
             if not running:
                 return
-            ready = wait(list(running))
+            first = min(end for *_, end in running.values())
+            ready = wait(list(running), None if first == inf else max(0.0, first - monotonic()))
             for receiver in [receiver for receiver in running if receiver in ready]:
-                yield _receive(receiver, *running.pop(receiver))
+                process, case, _ = running.pop(receiver)
+                yield _receive(receiver, process, case)
+            for receiver in [receiver for receiver, (*_, end) in running.items() if end <= monotonic()]:
+                process, case, _ = running.pop(receiver)
+                process.kill()
+                yield failure(case, f"too long: it was not done after {limit:.0f} s")
     finally:
-        for process, _ in running.values():
+        for process, *_ in running.values():
             process.kill()
 
 

@@ -134,6 +134,13 @@ def test_a_failed_case_has_a_record_and_runs_again_only_with_retry(tmp_path, mon
     assert file.path.read_bytes().startswith(before)
 
 
+def test_a_case_that_takes_too_long_is_ended_and_recorded():
+    cases = [training(task=replace(TASK, data=endless)), Parentage(device="cpu", seed=0)]
+    records = {record["kind"]: record for record in run_here(cases, jobs=2, limit=8.0)}
+    assert "too long" in records["training"]["error"]
+    assert "error" not in records["parentage"]
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="processes are forked on Linux only")
 def test_only_cases_on_the_cpu_run_in_forked_processes():
     """CUDA may refuse to work in a forked process."""
