@@ -147,8 +147,9 @@ def run_first(device: str, of: str, run: Runner) -> Result:
     arguments = [".ci/first_minutes.py", str(file), "--device", device, "--of", of, "--seconds"]
     path = PATH + PRETEND * (device == "pretend")
     code, lines = 3, -1
-    # After an error, the rest runs in another process. A case that is longer than the stage may take the whole call.
-    while code == 3 and lines < (lines := count_lines(file)):
+    # After an error, and where the process has died, the rest runs in another one. A case that
+    # is longer than the stage may take the whole call.
+    while code not in (None, 0) and lines < (lines := count_lines(file)):
         seconds = str(max(0.0, run.end - monotonic()))
         code = run("first_minutes.log", *arguments, seconds, path=path, advanced=lambda: count_lines(file) > first + 2)
     lines = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()] if file.exists() else []

@@ -182,7 +182,7 @@ def product_rounding(device: torch.device, dtype: torch.dtype, by_kernel: bool =
 
 
 def _allows_tf32(device: torch.device, by_kernel: bool) -> bool:
-    """Return whether torch's settings allow TF32 on ``device``, which has it from compute capability 8 on."""
+    """Return whether torch's settings allow TF32 on ``device``, which needs compute capability 8."""
     if device.type != "cuda" or torch.get_device_module(device).get_device_capability(device) < (8, 0):
         return False
     owner: Any = torch.backends.cudnn if by_kernel and runs_cudnn(device) else torch.backends.cuda.matmul
