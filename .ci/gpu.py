@@ -1,8 +1,9 @@
-"""All tests and suites that need a GPU, in one command that can be continued: ``make gpu``.
+"""All that needs a GPU, in one command that can be continued: ``make gpu``.
 
-Stages by priority: tests of exactness, suites of ``gradfree bench``, other tests. Each has a share of the time.
-Nothing is installed: torch, Lightning and pytest are enough. Reports can be written from the records on another
-machine.
+Stages by priority: the first minutes (:mod:`first_minutes`), tests of exactness, suites of ``gradfree bench``, other
+tests. Each has a share of the time. Nothing is installed: torch is enough for the first stage, Lightning for suites,
+pytest for tests. All results are in one archive, from which a call on another machine goes on. Reports can be written
+from the records elsewhere.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import argparse
 import hashlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -27,7 +29,6 @@ from typing import Any, NamedTuple
 import recorded
 
 ROOT = Path(__file__).resolve().parent.parent
-NEEDED = ("torch", "numpy", "lightning", "torchmetrics", "pytest")
 EXACTNESS = (
     "front/test_conformance", "depth/test_exactness", "time/programs/test_random_recurrences", "depth/test_rows",
     "torchside/test_residual", "depth/programs/test_random_programs", "algebra/test_time_scan",
@@ -40,15 +41,16 @@ OTHERS = (
     "algorithms/test_foton", "algorithms/test_foton_second_pass",
     "algorithms/test_feedback_alignment", "algorithms/test_pepita", "algorithms/test_random_feedback",
 )  # fmt: skip
-SUITES = {"gpu-time": 10, "gpu-depth": 7, "quick": 3}
+SUITES = {"gpu-time": 8, "gpu-depth": 4, "quick": 2}
 """Suites with their shares of the time."""
 WITH_DATA = ("highway-bp-table6-small", "foton-depth-small", "dsf-wikitext-small", "text", "forward-only")
 """Suites that need the data sets of $GRADFREE_DATA."""
 ALSO_NEEDED = {
     "depth/programs/test_random_programs": "hypothesis",
     "quick": "sklearn",
-}
-"""Package without which a test file or suite is skipped."""
+} | dict.fromkeys(["exactness", "other tests", "slow tests"], "pytest")
+"""Package without which a stage, a test file or a suite is skipped; suites need Lightning's torchmetrics, too."""
+FIRST = "first minutes"
 PATH = [str(ROOT), str(ROOT / ".ci")]
 """Start of the processes' import path."""
 PRETEND = [str(ROOT / "tests" / "support"), str(ROOT / "build" / "pretend-entry")]
@@ -56,6 +58,8 @@ PRETEND = [str(ROOT / "tests" / "support"), str(ROOT / "build" / "pretend-entry"
 _AT_ONCE = 4
 _TO_END = 30.0
 """Seconds reserved for the end."""
+_MOST = 0.4
+"""The share of a call that a case of a suite may take; one that takes longer is recorded as too long."""
 
 
 class Runner:
@@ -65,10 +69,11 @@ class Runner:
         out: folder of logs and results.
         end: end of the stage's time.
         last: end of the total time.
+        limit: the most seconds of a case of a suite.
     """
 
-    def __init__(self, out: Path, end: float, last: float):
-        self.out, self.end, self.last = out, end, last
+    def __init__(self, out: Path, end: float, last: float, limit: float):
+        self.out, self.end, self.last, self.limit = out, end, last, limit
 
     def __call__(
         self, log: str, *arguments: str, path: Sequence[str] = PATH, advanced: Callable[[], bool] = lambda: True
@@ -81,6 +86,7 @@ class Runner:
             return None
         # Deterministic cuBLAS, for tests of bitwise equality.
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(path), "CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
+        environment["PYTHONUNBUFFERED"] = "1"
         with (self.out / log).open("a", encoding="utf-8") as file:
             process = subprocess.Popen(
                 [sys.executable, *arguments],
@@ -117,13 +123,40 @@ def _run_file(run: Runner, device: str, of: str, slow: bool, name: str) -> Resul
     log, record = f"tests/{Path(name).name}.log", record_of(run.out, name, slow)
     arguments = ["-m", "pytest", f"tests/{name}.py", "--device", device, "-m", "slow" if slow else "not slow"]
     arguments += ["-p", "recorded", "--record", str(record), "--record-of", of]
-    code = run(log, *arguments, "-q", "-p", "no:cacheprovider", "-o", "faulthandler_timeout=120", "-o", "addopts=")
+    arguments += ["-q", "-p", "no:cacheprovider", "-o", "faulthandler_timeout=120", "-o", "addopts="]
+    code, lines = 2, -1
+    # Another process as long as tests are left, be it that one has died: 0, 1 and 5 mean that all have an outcome.
+    while code not in (None, 0, 1, 5) and lines < (lines := count_lines(record)):
+        code = run(log, *arguments)
     failed = [outcome for outcome in recorded.read(record, of) if outcome["outcome"] == "failed"]
     problems = [f"{outcome['test']}: {(outcome['said'].splitlines() or [''])[-1]}" for outcome in failed]
-    # 0: all passed; 1: some failed, which are in the record; 5: no tests were left.
     if code not in (None, 0, 1, 5):
         problems.append(f"tests/{name}.py ended with {code}: {run.out / log}")
     return Result(problems, code is None)
+
+
+def count_lines(path: Path) -> int:
+    """Return the number of lines of a file, 0 if there is none."""
+    return len(path.read_bytes().splitlines()) if path.exists() else 0
+
+
+def run_first(device: str, of: str, run: Runner) -> Result:
+    """Run the most valuable measurements without a result."""
+    file = run.out / "first_minutes.jsonl"
+    first = count_lines(file)
+    arguments = [".ci/first_minutes.py", str(file), "--device", device, "--of", of, "--seconds"]
+    path = PATH + PRETEND * (device == "pretend")
+    code, lines = 3, -1
+    # After an error, and where the process has died, the rest runs in another one. A case that
+    # is longer than the stage may take the whole call.
+    while code not in (None, 0) and lines < (lines := count_lines(file)):
+        seconds = str(max(0.0, run.end - monotonic()))
+        code = run("first_minutes.log", *arguments, seconds, path=path, advanced=lambda: count_lines(file) > first + 2)
+    lines = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()] if file.exists() else []
+    problems = [f"{line['case']}: {line['error']}" for line in lines if "error" in line and "case" in line]
+    if code not in (None, 0, 3):
+        problems.append(f"the measurements ended with {code}: {run.out / 'first_minutes.log'}")
+    return Result(problems, code is None or code == 3)
 
 
 def record_of(out: Path, name: str, slow: bool) -> Path:
@@ -134,16 +167,27 @@ def record_of(out: Path, name: str, slow: bool) -> Path:
 def run_suite(suite: str, device: str, run: Runner) -> Result:
     """Run the cases without a record."""
     log, folder, jobs = f"{suite}.log", run.out / suite, min(2 * _AT_ONCE, os.cpu_count() or 1)
-    # Not by the command line, whose parser is another package.
-    call = f"run({suite!r}, Path({str(folder)!r}), device={device!r}, jobs={jobs})"
-    call = f"from pathlib import Path; from gradfree.benchmarks.bench.commands import run; {call}"
+    before = len(records_in(folder))
     path = PATH + PRETEND * (device == "pretend")
-    code = run(log, "-c", call, path=path, advanced=lambda: bool(records_in(folder)))
+    call = _SUITE.format(suite=suite, folder=str(folder), device=device, jobs=jobs, limit=run.limit)
+    code = run(log, "-c", call, path=path, advanced=lambda: len(records_in(folder)) > before)
     failed = [record for record in records_in(folder) if "error" in record]
     problems = [f"{record['case']}: {record['error'].splitlines()[-1]}" for record in failed]
     if code and not problems:
         problems.append(f"the suite ended with {code}: {run.out / log}")
     return Result(problems, code is None)
+
+
+# Not by the command line, whose parser is another package, and without a limit.
+_SUITE = """
+from functools import partial
+from pathlib import Path
+from gradfree.benchmarks.bench import session
+from gradfree.benchmarks.running.workers import run_here
+from gradfree.benchmarks.sweeps.axes import Sweep
+runs = partial(run_here, jobs={jobs}, limit={limit})
+session.run(session.RunRequest(Sweep(), suite={suite!r}), Path({folder!r}), 3, {device!r}, None, runs, False, False)
+"""
 
 
 def records_in(folder: Path) -> list[dict[str, Any]]:
@@ -206,25 +250,32 @@ class Stage(NamedTuple):
 
 def stages(device: str, of: str) -> list[Stage]:
     """Return the stages in their order."""
-    exactness, others = (tuple(filter(has_all, files)) for files in (EXACTNESS, OTHERS))
+    by_pytest = find_spec("pytest") is not None
+    exactness, others = (tuple(filter(has_all, files)) if by_pytest else () for files in (EXACTNESS, OTHERS))
     suites = SUITES | (dict.fromkeys(WITH_DATA, 1) if os.environ.get("GRADFREE_DATA") else {})
-    return [
+    if missing := [name for name in ("lightning", "torchmetrics") if find_spec(name) is None]:
+        print(f"suites: left out, {' and '.join(missing)} not installed")
+        suites = {}
+    every = [
+        Stage(FIRST, partial(run_first, device, of), 9),
         Stage("exactness", partial(run_tests, exactness, device, of, False), 3),
-        *(Stage(name, partial(run_suite, name, device), share) for name, share in suites.items() if has_all(name)),
+        *(Stage(name, partial(run_suite, name, device), share) for name, share in suites.items()),
         Stage("other tests", partial(run_tests, others, device, of, False), 1),
         Stage("slow tests", partial(run_tests, exactness + others, device, of, True), 1),
     ]
+    return [stage for stage in every if has_all(stage.name)]
 
 
 def run_stages(waiting: list[Stage], out: Path, end: float) -> tuple[list[str], bool]:
     """Run each stage for its share of the time, then unfinished ones again; return these, and whether any failed."""
-    failed = False
+    failed, limit = False, _MOST * (end - monotonic())
     while waiting and monotonic() < end:
         left = []
         for n, stage in enumerate(waiting):
             begin = monotonic()
             share = stage.share / sum(other.share for other in waiting[n:])
-            problems, unfinished = stage.work(Runner(out, begin + share * (end - begin), end))
+            problems, unfinished = stage.work(Runner(out, begin + share * (end - begin), end, limit))
+            pack(out)
             failed |= bool(problems)
             left += [stage] * unfinished
             state = "not done yet" if unfinished else "done"
@@ -235,6 +286,17 @@ def run_stages(waiting: list[Stage], out: Path, end: float) -> tuple[list[str], 
     return [stage.name for stage in waiting], failed
 
 
+def pack(out: Path) -> None:
+    """Write all logs and results into one archive beside their folder."""
+    Path(shutil.make_archive(f"{out}.part", "gztar", out)).replace(f"{out}.tar.gz")
+
+
+def unpack(out: Path) -> None:
+    """Restore the folder from the archive of an earlier call if only that is there."""
+    if Path(f"{out}.tar.gz").exists() and not (out.exists() and any(out.iterdir())):
+        shutil.unpack_archive(f"{out}.tar.gz", out)
+
+
 def main() -> None:
     """Run the stages within the given minutes."""
     begin = monotonic()
@@ -243,16 +305,18 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, required=True)
     parser.add_argument("--device", required=True)
     options = parser.parse_args()
-    if missing := [name for name in NEEDED if find_spec(name) is None]:
-        sys.exit(f"{sys.executable} lacks {', '.join(missing)}.")
+    if find_spec("torch") is None:
+        sys.exit(f"{sys.executable} lacks torch.")
     out = options.out.resolve()
+    unpack(out)
     out.mkdir(parents=True, exist_ok=True)
     if options.device == "pretend":
         load_pretend_with_torch()
     of = digest(options.device)
-    print(f"{of}; logs and results: {out}", flush=True)
+    print(f"{of}; logs and results: {out}, and {out.name}.tar.gz beside it", flush=True)
     left, failed = run_stages(stages(options.device, of), out, begin + 60 * options.minutes - _TO_END)
     print(f"tests: {counts(out, of)}")
+    pack(out)
     if left:
         sys.exit(f"The time is over; the same command goes on with: {', '.join(left)}.")
     sys.exit(1 if failed else 0)

@@ -42,6 +42,11 @@ class Backprop(Engine):
         """Return True: gradients are exact."""
         return True
 
+    @property
+    def evaluates(self) -> bool:
+        """Return True: packed sequences run in runs in evaluation, too."""
+        return True
+
     def leave_to_torch(self, call: LayerCall) -> Sequence[Callable[[], None]] | None:
         """Leave packed sequences and evaluation to torch where it is faster; for other calls only warn."""
         if not call.trains or (call.layout != "batch" and call.torch_is_faster):

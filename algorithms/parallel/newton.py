@@ -35,9 +35,12 @@ class Newton(ToleranceEngine):
         jacobian: K, limited to magnitudes up to 1: "gate", the layer's gate; or "diagonal", the diagonal of F, for an
             LSTM the 2×2 block of each unit.
         tolerance: the largest remaining change, relative to the largest state or cotangent. ``None``: 1e-12 in float64,
-            1e-5 in float32, and for other dtypes the finest tolerance that they allow.
+            1e-5 in float32, and for other dtypes the finest tolerance that they allow. Where products round
+            their factors (TF32, autocast), at least 8 times that rounding error.
         max_sweeps: the most sweeps. ``None``: as many as take about as long as the sequential call, which for torch's
             own layers on a CPU may be none.
+        evaluation: whether layers run by sweeps without gradients, too. ``False``: outputs of evaluation are bitwise
+            torch's.
     """
 
     jacobian: str = "diagonal"

@@ -9,10 +9,12 @@ import sys
 import threading
 from collections.abc import Callable, Generator, Mapping, Sequence
 from itertools import islice
+from math import inf
 from multiprocessing import get_context, parent_process
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerContext, SpawnContext
 from multiprocessing.process import BaseProcess
+from time import monotonic
 
 import torch
 
@@ -36,36 +38,52 @@ Executor = Callable[[Sequence[Case]], Generator[Record, None, None]]
 stopped when it is closed."""
 
 
-def run_here(cases: Sequence[Case], jobs: int = 1) -> Generator[Record, None, None]:
-    """Run up to ``jobs`` cases in parallel: an :data:`Executor`."""
+def run_here(cases: Sequence[Case], jobs: int = 1, limit: float = inf) -> Generator[Record, None, None]:
+    """Run up to ``jobs`` cases in parallel: an :data:`Executor`. A case that takes ``limit`` seconds fails."""
     waiting = iter(cases)
-    running: dict[Connection, tuple[BaseProcess, Case]] = {}
+    running: dict[Connection, tuple[BaseProcess, Case, float]] = {}
     try:
         while True:
             for case in islice(waiting, jobs - len(running)):
                 receiver, process = _start(case)
-                running[receiver] = process, case
+                running[receiver] = process, case, monotonic() + limit
             if not running:
                 return
-            ready = wait(list(running))
+            first = min(end for *_, end in running.values())
+            ready = wait(list(running), None if first == inf else max(0.0, first - monotonic()))
             for receiver in [receiver for receiver in running if receiver in ready]:
-                yield _receive(receiver, *running.pop(receiver))
+                process, case, _ = running.pop(receiver)
+                yield _receive(receiver, process, case)
+            for receiver in [receiver for receiver, (*_, end) in running.items() if end <= monotonic()]:
+                process, case, _ = running.pop(receiver)
+                process.kill()
+                yield failure(case, f"too long: it was not done after {limit:.0f} s")
     finally:
-        for process, _ in running.values():
+        for process, *_ in running.values():
             process.kill()
 
 
 def _start(case: Case) -> tuple[Connection, BaseProcess]:
-    # Forked processes have everything imported already; forking is reliable only on Linux.
-    context: ForkServerContext | SpawnContext
-    context = get_context("forkserver") if sys.platform == "linux" else get_context("spawn")
-    context.set_forkserver_preload(PRELOADED)
+    context = _context_for(case.device)
     receiver, sender = context.Pipe(duplex=False)
     process = context.Process(target=_work, args=(case, sender, dict(os.environ)))
     process.start()
     # Close this end, or the death of the worker would go unnoticed.
     sender.close()
     return receiver, process
+
+
+def _context_for(device: str) -> ForkServerContext | SpawnContext:
+    """Return how a process for a case on ``device`` is started.
+
+    Forked processes have everything imported already. Forking is reliable only on Linux, and CUDA refuses to work in a
+    forked process if the first one has asked for a device.
+    """
+    if sys.platform != "linux" or torch.device(device).type != "cpu":
+        return get_context("spawn")
+    context = get_context("forkserver")
+    context.set_forkserver_preload(PRELOADED)
+    return context
 
 
 def _receive(receiver: Connection, process: BaseProcess, case: Case) -> Record:

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils.benchmark import set_torch_threads
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from gradfree.benchmarks.data.bundled import Data, Split
@@ -21,6 +20,7 @@ from gradfree.benchmarks.tasks.imported import Imported
 from gradfree.benchmarks.tasks.metrics import LossMetric, accuracy
 from gradfree.benchmarks.tasks.task import Score, Task, cross_entropy
 from gradfree.cli import UsageError
+from gradfree.devices.hardware import cpu_threads
 from gradfree.torchside.random_state import RandomState
 from gradfree.wording import did_you_mean, one
 
@@ -129,7 +129,7 @@ def _digest_of(splits: Mapping[str, Split]) -> str:
 
 def _seeded_splits(loader: Imported) -> dict[str, Split]:
     """Call ``loader`` with seeded generators and one thread: the rounding of sums depends on the number of threads."""
-    with RandomState().restored(), set_torch_threads(1):
+    with RandomState().restored(), cpu_threads(1):
         random.seed(0)
         # The legacy generator, because users' loaders use it.
         np.random.seed(0)  # noqa: NPY002

@@ -11,7 +11,6 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch.utils.benchmark import Timer
 
 from gradfree.benchmarks.records.case import Row
 from gradfree.benchmarks.tables.facts import Estimate, Fact, fact
@@ -86,6 +85,9 @@ def now(device: torch.device | str) -> float:
 
 def mean_seconds(step: Callable[[], object], runs: int = 3) -> float:
     """Return the mean seconds of ``step`` over ``runs`` runs."""
+    # Not at the top of the file, since some versions of torch ask for an accelerator when this is imported.
+    from torch.utils.benchmark import Timer
+
     return Timer("step()", globals={"step": step}, num_threads=torch.get_num_threads()).timeit(runs).mean
 
 

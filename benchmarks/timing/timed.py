@@ -15,7 +15,6 @@ from traceback import format_exception
 from typing import Any
 
 import torch
-from torch.utils.benchmark import set_torch_threads
 
 from gradfree.benchmarks.records.case import Case, Row, recorded
 from gradfree.benchmarks.records.records import Record
@@ -42,6 +41,7 @@ from gradfree.benchmarks.timing.side_by_side import (
     statistics,
     times,
 )
+from gradfree.devices.hardware import cpu_threads
 
 _ERROR = "error"
 _LISTED = 3
@@ -170,7 +170,7 @@ class Timing(Case):
 
     def _timed_rows(self) -> list[dict[str, Any]]:
         """Return the results of each row that one process can measure."""
-        with set_torch_threads(self.threads or torch.get_num_threads()):
+        with cpu_threads(self.threads or torch.get_num_threads()):
             steps, errors = self._started()
             turns = interleaved([partial(self._turn, *started) for started in steps.values()], self.timed.rounds)
         taken = dict(zip(steps, turns, strict=True))
@@ -221,7 +221,7 @@ class StepProcess(Timing):
 
     def run(self) -> dict[str, Any]:
         """Build the step, and run it twice: the first call may allocate what later ones find."""
-        with set_torch_threads(self.threads or torch.get_num_threads()):
+        with cpu_threads(self.threads or torch.get_num_threads()):
             step = self.timed.steps(self)[self.label]()
             step()
             step()

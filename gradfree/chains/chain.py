@@ -213,6 +213,11 @@ class Solver(ABC):
         return False
 
     @property
+    def evaluates(self) -> bool:
+        """Whether the engine runs recurrent layers without gradients, too, where that is faster than torch."""
+        return False
+
+    @property
     def forwards(self) -> Sequence[Any]:
         """Own :data:`~gradfree.time.forward.Forward` functions, best first. If none applies, torch runs."""
         return ()

@@ -123,6 +123,8 @@ def engine_figures() -> Iterator[Figures]:
     - "mismatch": at the borders of segments, or after Newton's sweeps; "forward mismatch" is that of the forward pass.
     - "packed in runs", "packed as a grid", "packed as a whole": under the path of a recurrent module with packed
       sequences of several lengths, in how many calls of each layer and direction they ran.
+    - "tolerance", "forward tolerance": the tolerance that the mismatch was compared with. It is coarser where matrix
+      products round their factors, as under autocast or in TF32.
     - "sequential", "forward sequential": whether the engine fell back to running sequentially.
 
     Yields:

@@ -18,8 +18,10 @@ class Outcome:
         sweeps: their number.
         mismatches: the mismatch at each check, relative to the largest number.
         settled: whether the sweeps have converged to the tolerance.
+        tolerance: the tolerance.
     """
 
+    tolerance: float
     sweeps: int = 0
     mismatches: list[float] = field(default_factory=list)
     settled: bool = False
@@ -58,10 +60,17 @@ def finest_tolerance(dtype: torch.dtype) -> float:
     return (2 if dtype.itemsize < 4 else 8) * torch.finfo(dtype).eps
 
 
-def tolerance_for(tolerance: float | None, dtype: torch.dtype) -> float:
-    """Return the tolerance for states of ``dtype``, by default the usual one, but never below the finest."""
+def tolerance_for(tolerance: float | None, dtype: torch.dtype, rounding: float = 0.0) -> float:
+    """Return the tolerance for states of ``dtype``, by default the usual one, but never below the finest.
+
+    Args:
+        tolerance: the engine's option.
+        dtype: of the states.
+        rounding: as :func:`~gradfree.devices.hardware.product_rounding` returns it. Two trajectories that are nearly
+            equal round to different factors, so that their difference never falls below a small multiple of it.
+    """
     usual = {torch.float64: 1e-12, torch.float32: 1e-5}.get(dtype, 0.0)
-    return max(usual if tolerance is None else tolerance, finest_tolerance(dtype))
+    return max(usual if tolerance is None else tolerance, finest_tolerance(dtype), 8 * rounding)
 
 
 def largest(x: Tensor) -> Tensor:

@@ -5,14 +5,15 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar
+from functools import wraps
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from gradfree.chains.chain import Chain
 from gradfree.convergence.outcome import Outcome
-from gradfree.time.forward import LayerCall
+from gradfree.time.forward import LayerCall, Recurrence, Trajectory
 
 _FIRST_PAUSE = 50
 
@@ -51,7 +52,7 @@ class Pass:
     def remember(self) -> None:
         """Store the outcome: a pass that has not converged pauses sweeps for the next passes, longer each time.
 
-        Only backward passes call this, so that a checkpoint's second forward pass runs like the first one.
+        Where a backward pass follows, it calls this, so that a checkpoint's second forward pass runs like the first.
         """
         outcome, (wait, pause) = self.outcome, self._pause
         if outcome is None:
@@ -77,6 +78,7 @@ class Pass:
         if outcome is not None:
             chain.offer(f"{prefix}sweeps", lambda: torch.tensor(float(outcome.sweeps)))
             chain.offer(f"{prefix}mismatch", lambda: torch.tensor(outcome.mismatches[-1]))
+            chain.offer(f"{prefix}tolerance", lambda: torch.tensor(outcome.tolerance))
             chain.offer(f"{prefix}sequential", lambda: torch.tensor(float(not outcome.settled)))
 
     @property
@@ -92,6 +94,21 @@ class Pass:
     def _keep(self, wait: int, pause: int) -> None:
         # Always on the CPU, where reading it does not wait for a device.
         self.memory[self._pause_key] = torch.tensor([wait, pause], device="cpu")
+
+
+def remembers_evaluation(forward: Callable[[Any, Recurrence], Trajectory | None]) -> Any:
+    """Return a forward method of an engine that remembers its outcome if no backward pass will."""
+
+    @wraps(forward)
+    def remembering(options: Any, recurrence: Recurrence) -> Trajectory | None:
+        found = forward(options, recurrence)
+        if found is not None and not recurrence.trains:
+            for each in found.passes:
+                if isinstance(each, Pass):
+                    each.remember()
+        return found
+
+    return remembering
 
 
 def record_passes(chain: Chain, *passes: object) -> None:

@@ -33,6 +33,9 @@ _PERSISTENT_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 SHORTEST = 12
 """The fewest steps for which the closed form of ``backprop`` may be faster than torch's own kernel: measured."""
 
+SHORTEST_EVALUATED = 64
+"""The fewest steps for which a forward pass alone may gain: below, asking an engine takes a part of its time."""
+
 _ONEDNN = 1.0
 """The free rows of oneDNN's LSTM, whose steps have almost no start-up time: measured."""
 
@@ -59,8 +62,8 @@ def free_rows(like: Tensor, kind: str, fused: bool) -> float:
 
 def runs_onednn(like: Tensor, kind: str) -> bool:
     """Return whether torch runs both passes of a layer of ``kind`` with states ``like`` by oneDNN."""
-    exact = like.device.type == "cpu" and like.dtype is torch.float32
-    return kind == "LSTM" and exact and torch.backends.mkldnn.is_available()
+    taken = like.device.type == "cpu" and like.dtype in (torch.float32, torch.bfloat16)
+    return kind == "LSTM" and taken and torch.backends.mkldnn.is_available()
 
 
 def segments_pay(length: int, batch: int, free: float, burn: int) -> bool:

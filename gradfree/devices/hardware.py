@@ -27,6 +27,15 @@ def runs_cudnn(device: torch.device) -> bool:
     return device.type == "cuda" and torch.backends.cudnn.is_available() and torch.backends.cudnn.enabled
 
 
+CUDNN_STEPS = 2**16 - 1
+"""The most steps of a sequence that cuDNN's recurrent layers take in one call."""
+
+
+def steps_a_call(length: int, device: torch.device) -> int:
+    """Return how many of ``length`` steps torch's recurrent kernel can take in one call: all, or pieces of 2¹⁵."""
+    return (CUDNN_STEPS + 1) // 2 if length > CUDNN_STEPS and runs_cudnn(device) else length
+
+
 def keeps_pinned(device: torch.device) -> bool:
     """Return whether torch keeps pinned host memory alive until ``device`` has finished copying from it."""
     return device.type in ("cuda", "xpu")
@@ -150,6 +159,62 @@ def widest_float(device: torch.device) -> torch.dtype:
     except (TypeError, RuntimeError):
         return torch.float32
     return torch.float64
+
+
+def product_rounding(device: torch.device, dtype: torch.dtype, by_kernel: bool = False) -> float:
+    """Return the relative error to which matrix products round their factors; 0.0 if no more than ``dtype`` does.
+
+    It depends on torch's settings: autocast and, in float32, those that allow TF32 (2⁻¹¹) or bfloat16 (2⁻⁸).
+
+    Args:
+        device: where the product is computed.
+        dtype: of its factors.
+        by_kernel: whether it is a part of torch's recurrent kernel; cuDNN has a setting of its own, which is TF32 by
+            default.
+    """
+    if dtype is not torch.float32:
+        return 0.0
+    if torch.is_autocast_enabled(device.type):
+        return torch.finfo(torch.get_autocast_dtype(device.type)).eps / 2
+    if device.type == "cpu":
+        return _rounding_on_cpu()
+    return 2.0**-11 if _allows_tf32(device, by_kernel) else 0.0
+
+
+def _allows_tf32(device: torch.device, by_kernel: bool) -> bool:
+    """Return whether torch's settings allow TF32 on ``device``, which needs compute capability 8."""
+    if device.type != "cuda" or torch.get_device_module(device).get_device_capability(device) < (8, 0):
+        return False
+    owner: Any = torch.backends.cudnn if by_kernel and runs_cudnn(device) else torch.backends.cuda.matmul
+    # The new setting exists from torch 2.9 on; cuDNN has one for recurrent layers.
+    owner = getattr(owner, "rnn", owner)
+    return owner.fp32_precision == "tf32" if hasattr(owner, "fp32_precision") else bool(owner.allow_tf32)
+
+
+def _rounding_on_cpu() -> float:
+    """Return the rounding error of a product's factors on the CPU, where a setting has an effect on few processors."""
+    products: Any = getattr(torch.backends.mkldnn, "matmul", None)
+    setting = torch.get_float32_matmul_precision() if products is None else products.fp32_precision
+    if setting in ("highest", "none", "ieee"):
+        return 0.0
+    one = torch.eye(64, dtype=torch.float32, device="cpu")
+    with torch.no_grad():
+        return next((u for u in (2.0**-8, 2.0**-11) if (one * (1 + u / 2) @ one)[0, 0] == 1.0), 0.0)
+
+
+@contextmanager
+def cpu_threads(count: int) -> Iterator[None]:
+    """Set the number of torch's threads on the CPU.
+
+    Not ``torch.utils.benchmark.set_torch_threads``: some versions of torch ask for an accelerator when that is
+    imported, and CUDA then refuses to work in forked processes.
+    """
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 @contextmanager

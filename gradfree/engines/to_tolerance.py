@@ -21,8 +21,11 @@ class ToleranceEngine(Engine):
 
     Args:
         tolerance: the largest mismatch, relative to the largest state or cotangent. ``None``: 1e-12 in float64, 1e-5 in
-            float32, and for other dtypes the finest tolerance that they allow.
+            float32, and for other dtypes the finest tolerance that they allow. Where matrix products round their
+            factors (TF32, autocast), at least 8 times that rounding error.
         max_sweeps: the most sweeps; ``None``: chosen by the engine.
+        evaluation: whether layers run by sweeps without gradients, too. ``False``: outputs of evaluation are bitwise
+            torch's.
 
     Raises:
         TypeError: an option is not a number.
@@ -34,11 +37,14 @@ class ToleranceEngine(Engine):
 
     tolerance: float | None = None
     max_sweeps: int | None = None
+    evaluation: bool = True
 
     def __post_init__(self) -> None:
         name, finest = type(self).__name__, finest_tolerance(torch.float64)
         if self.max_sweeps is not None:
             check_count(self, "max_sweeps", self.min_sweeps)
+        if not isinstance(self.evaluation, bool):
+            raise TypeError(f"{name}: evaluation must be True or False, not {self.evaluation!r}.")
         if self.tolerance is None:
             return
         check_number(self, "tolerance", "a number or None")
@@ -61,6 +67,11 @@ class ToleranceEngine(Engine):
     def solves_pieces(self) -> bool:
         """Return True: gradients are exact."""
         return True
+
+    @property
+    def evaluates(self) -> bool:
+        """Whether :attr:`evaluation` is on."""
+        return self.evaluation
 
     def outputs_within(self, dtype: torch.dtype) -> float:
         """Return the tolerance."""

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from gradfree.convergence.outcome import Outcome, StoppingRule, largest, relative, tolerance_for
 from gradfree.devices.costs import newton_break_even_sweeps
+from gradfree.devices.hardware import product_rounding
 
 # Limits the estimate of the remaining change, in multiples of the last: with slow convergence it is unreliable.
 _MAX_REMAINING = 10.0
@@ -35,7 +36,11 @@ class NewtonOptions:
             return None
         sweeps = self.max_sweeps or newton_break_even_sweeps(length, like, kind)
         # As many sweeps as there are steps are always exact.
-        return StoppingRule(tolerance_for(self.tolerance, like.dtype), min(sweeps, length)) if sweeps else None
+        if not sweeps:
+            return None
+        # The cell of separate units has no product with a state.
+        rounding = 0.0 if kind == "separate units" else product_rounding(like.device, like.dtype)
+        return StoppingRule(tolerance_for(self.tolerance, like.dtype, rounding), min(sweeps, length))
 
 
 def iterate(
@@ -58,7 +63,7 @@ def iterate(
         The state, and the outcome. A mismatch is the expected change by all further sweeps. If it is not finite, it is
         infinite for finite ``inputs`` and NaN otherwise.
     """
-    outcome, changes = Outcome(), list[float]()
+    outcome, changes = Outcome(stopping.tolerance), list[float]()
     while True:
         old, state = state, sweep(state)
         outcome.sweeps += 1

@@ -56,6 +56,6 @@ def _solve(chain: TimeChain, direct: State, options: NewtonOptions, stopping: St
     if exact:
         mismatch = relative(residual(delta), [largest(part) for part in delta])
         if mismatch <= stopping.tolerance:
-            return tuple(delta), Outcome(0, [mismatch], settled=True)
+            return tuple(delta), Outcome(stopping.tolerance, 0, [mismatch], settled=True)
     delta, outcome = iterate(sweep, delta, stopping, [*terms, *chain.states], exact_jacobian=False)
     return tuple(delta), outcome

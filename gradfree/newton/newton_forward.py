@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import torch
 
-from gradfree.convergence.passes import Pass
+from gradfree.convergence.passes import Pass, remembers_evaluation
 from gradfree.newton.all_steps import ElementwiseSteps, TorchCellSteps
 from gradfree.newton.iteration import NewtonOptions, iterate
 from gradfree.time.forward import Recurrence, Trajectory, run_sequentially
 
 
+@remembers_evaluation
 def newton_forward(options: NewtonOptions, recurrence: Recurrence) -> Trajectory | None:
     """Start from f(0, x) at all steps and sweep until convergence, or else run step by step.
 

@@ -92,19 +92,21 @@ def _padded_runner(
     if x.device.type != "cpu":
         return None
     recorder = _solving(layer)
-    if recorder is not None:
+    longest, rows = batches[0].valid.shape
+    if recorder is not None and not recorder.leaves_to_torch(x[:longest], rows):
         # Engines with their own forward method need padded sequences. Approximate engines would count the padding.
         return partial(_run_padded, layer, recorder.run_layer) if recorder.attachment.engine.forwards else None
     lengths = torch.cat([rows.valid.sum(0) for rows in batches])
     runs = runs_of((torch.arange(int(lengths.max()), device="cpu")[:, None] < lengths).sum(1))
     if runs_beat_batches(layer.mode, runs, [rows.valid.shape for rows in batches], x[0], layer.hidden_size):
         return None
-    return partial(_run_padded, layer, partial(_run_kernel, layer))
+    return partial(_run_padded, layer, partial(_run_kernel, layer) if recorder is None else recorder.run_layer)
 
 
 def _solving(layer: nn.Module) -> RecurrentRecorder | None:
-    """Return the recorder that solves the layer in this pass, if any."""
-    return recorder_on(layer) if torch.is_grad_enabled() else None
+    """Return the recorder that runs the layer in this pass, if any."""
+    recorder = recorder_on(layer)
+    return recorder if recorder and (torch.is_grad_enabled() or recorder.attachment.engine.evaluates) else None
 
 
 def _run_kernel(

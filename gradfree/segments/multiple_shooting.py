@@ -52,7 +52,7 @@ def solve_borders(
     Returns:
         The last run's result, and the outcome.
     """
-    outcome, factors = Outcome(), None
+    outcome, factors = Outcome(stopping.tolerance), None
     here, there = (slice(None, -1), slice(1, None)) if reverse else (slice(1, None), slice(None, -1))
     while True:
         result, leaving, sizes = run(entering)

@@ -11,6 +11,7 @@ from torch import Tensor
 from gradfree.convergence.outcome import Outcome, StoppingRule, tolerance_for
 from gradfree.convergence.passes import Pass
 from gradfree.devices.costs import best_count, break_even_sweeps, free_rows, segments_pay
+from gradfree.devices.hardware import product_rounding
 
 _FIRST_BURN = 32
 
@@ -39,6 +40,13 @@ class ChainPass(Pass):
     def free(self) -> float:
         """How many rows of a step take as long as its start."""
         return free_rows(self.like, self.kind, self.fused)
+
+    @property
+    def rounding(self) -> float:
+        """How coarsely a step's matrix products round their factors."""
+        if self.kind == "separate units":
+            return 0.0
+        return product_rounding(self.like.device, self.like.dtype, by_kernel=self.fused)
 
     @property
     def burn(self) -> int:
@@ -100,7 +108,8 @@ class SegmentRule:
             most, worth = count - 1, break_even_sweeps(count, batch, free)
         else:
             most, worth = min(self.max_sweeps, count - 1), inf
-        stopping = StoppingRule(tolerance_for(self.tolerance, chain_pass.like.dtype), most, worth)
+        tolerance = tolerance_for(self.tolerance, chain_pass.like.dtype, chain_pass.rounding)
+        stopping = StoppingRule(tolerance, most, worth)
         return SegmentPlan(count, min(burn, chain_pass.length // count), stopping)
 
 

@@ -10,14 +10,16 @@ from torch import Tensor
 
 from gradfree.algebra.cotangents import Factor
 from gradfree.convergence.outcome import largest
+from gradfree.convergence.passes import remembers_evaluation
 from gradfree.segments.gru import GRUSegments
 from gradfree.segments.layout import join_segments, split_segments
 from gradfree.segments.multiple_shooting import SweepResult, solve_borders
 from gradfree.segments.rule import ChainPass, SegmentPlan, SegmentRule
 from gradfree.time.closed_forms import linearise
-from gradfree.time.forward import Recurrence, Trajectory, run_sequentially
+from gradfree.time.forward import Recurrence, Trajectory, in_one_piece, run_sequentially
 
 
+@remembers_evaluation
 def segmented_forward(rule: SegmentRule, recurrence: Recurrence) -> Trajectory | None:
     """Run any cell in segments until borders agree to the rule's tolerance, or else step by step.
 
@@ -36,6 +38,9 @@ def segmented_forward(rule: SegmentRule, recurrence: Recurrence) -> Trajectory |
     plan = rule.plan(this)
     if plan is None:
         return run_sequentially(recurrence)._replace(passes=[this])
+    if recurrence.mode is not None:
+        # Once for all calls of the kernel.
+        recurrence = replace(recurrence, weights=in_one_piece(recurrence.weights, 1))
     segments = (GRUSegments if recurrence.may_keep_gates else _ForwardSegments)(recurrence, plan)
     gate_products = segments.gate_products if rule.corrector and recurrence.mode is not None else None
     found, outcome = solve_borders(segments.run, segments.guess(), plan.stopping, gate_products)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 from gradfree.chains.chain import Solver
 from gradfree.chains.memory import Memory
 from gradfree.devices.costs import kept_gates_pay, own_kernel_is_faster
+from gradfree.devices.hardware import runs_cudnn, steps_a_call
 from gradfree.devices.packed_costs import Layout
 from gradfree.time.cell_layer import run_steps, runs_by_units
 from gradfree.time.gru_forward import gru_with_gates
@@ -32,6 +34,7 @@ class Recurrence:
         directions: 1, or 2 for a bidirectional layer.
         packing: positions of the rows of packed sequences; ``None`` if not packed.
         states_only: whether to keep only the states for the backward pass, no gates.
+        trains: whether a backward pass follows; otherwise the forward pass remembers its outcome itself.
         memory: the chain's memory from pass to pass.
         paths: the name of each direction's chain in messages and in ``memory``.
     """
@@ -44,6 +47,7 @@ class Recurrence:
     directions: int = 1
     packing: Packing | None = None
     states_only: bool = False
+    trains: bool = True
     memory: Memory = field(default_factory=Memory)
     paths: Sequence[str] = ("",)
 
@@ -155,18 +159,62 @@ is the same for both directions. Engines list theirs in :attr:`Engine.forwards`.
 
 
 def run_kernel(recurrence: Recurrence) -> Sequence[Tensor]:
-    """Run a layer of a recurrent module in torch's own kernel; return the outputs and the final states."""
-    x, weights, directions = recurrence.x, recurrence.weights, recurrence.directions
+    """Run a layer of a recurrent module in torch's own kernel; return the outputs and the final states.
+
+    Sequences with more steps than the kernel takes run in pieces, which pass their states on.
+    """
+    x, directions = recurrence.x, recurrence.directions
     assert recurrence.mode is not None
+    if recurrence.packing is None and (steps := steps_a_call(len(x), x.device)) < len(x):
+        in_pieces = _run_each_direction(recurrence, partial(_run_in_pieces, steps))
+        assert in_pieces is not None
+        return in_pieces.out, *in_pieces.finals
+    weights = in_one_piece(recurrence.weights, directions)
     kernel: Any = getattr(torch, recurrence.mode.lower())  # torch.rnn_tanh, rnn_relu, gru or lstm.
     hx = recurrence.first if len(recurrence.first) > 1 else recurrence.first[0]
-    options = (len(weights) > 2 * directions, 1, 0.0, False, directions > 1)
+    # In training, as otherwise cuDNN has no backward pass. Without dropout, nothing else depends on it.
+    options = (len(weights) > 2 * directions, 1, 0.0, torch.is_grad_enabled(), directions > 1)
     found: Sequence[Tensor]
     if recurrence.packing is None:
         found = kernel(x, hx, weights, *options, False)
     else:
         found = kernel(x, recurrence.packing.batch_sizes, hx, weights, *options)
     return found
+
+
+def _run_in_pieces(steps: int, recurrence: Recurrence) -> Trajectory:
+    """Run a recurrence in one direction in calls of at most ``steps`` steps."""
+    outs, finals = [], recurrence.first
+    recurrence = replace(recurrence, weights=in_one_piece(recurrence.weights, 1))
+    for x in recurrence.x.split(steps):
+        out, *finals = run_kernel(replace(recurrence, x=x, first=finals))
+        outs.append(out)
+    return Trajectory(torch.cat(outs), finals)
+
+
+def in_one_piece(weights: Sequence[Tensor], directions: int) -> Sequence[Tensor]:
+    """Return ``weights`` of a layer as cuDNN reads them: in one piece of memory, the matrices before the biases.
+
+    The weights of a module of one layer are so. Others are copied by one call, without which torch copies each weight
+    at each call, and warns. Where cuDNN does not run, and under autocast, which copies them itself, they are returned.
+
+    Args:
+        weights: as :attr:`Recurrence.weights`.
+        directions: 1 or 2.
+    """
+    device = weights[0].device
+    if not runs_cudnn(device) or torch.is_autocast_enabled(device.type):
+        return weights
+    each = len(weights) // directions
+    order = sorted(range(len(weights)), key=lambda n: (n % each > 1, n))
+    # Room for biases is there without them, too.
+    biases = [] if each > 2 else [weights[1].new_zeros(2 * directions * len(weights[1]))]
+    sizes = [weights[n].numel() for n in order]
+    if weights[0].untyped_storage().nbytes() == weights[0].itemsize * (sum(sizes) + sum(map(len, biases))):
+        return weights
+    flat = torch.cat([*(weights[n].flatten() for n in order), *biases])
+    parts = dict(zip(order, flat[: sum(sizes)].split(sizes), strict=True))
+    return [parts[n].view_as(weight) for n, weight in enumerate(weights)]
 
 
 def run(engine: Solver, recurrence: Recurrence) -> Trajectory:

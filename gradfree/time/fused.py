@@ -20,10 +20,11 @@ from torch.nn.utils.rnn import PackedSequence
 from gradfree.chains.report import path_name
 from gradfree.chains.site import Removable, Site
 from gradfree.chains.solving import Attachment
-from gradfree.devices.costs import SHORTEST
+from gradfree.devices.costs import SHORTEST, SHORTEST_EVALUATED
+from gradfree.devices.hardware import runs_cudnn, steps_a_call
 from gradfree.devices.packed_costs import Layout, packed_layout
 from gradfree.errors import ATTACHED, ChainError
-from gradfree.time.forward import LayerCall, Recurrence, SingleStepWarning, run_kernel
+from gradfree.time.forward import LayerCall, SingleStepWarning, run, run_kernel
 from gradfree.time.fused_layer import FusedLayer, LayerFunction, chain_paths
 from gradfree.time.packing import Packing
 from gradfree.time.runs import Run, run_backwards, run_forwards
@@ -102,6 +103,7 @@ class RecurrentRecorder:
         self.single_steps = SingleStepWarning(attachment.path)
         self._torch_class = torch_layer_class(type(module))
         self._has_recorded = self._has_warned = False
+        self._left: tuple[torch.Size, torch.dtype] | None = None
         paths = (chain_paths(attachment.path, n, 1 + module.bidirectional) for n in range(module.num_layers))
         self._layers = [FusedLayer(attachment, n, module.mode, own) for n, own in enumerate(paths)]
 
@@ -131,7 +133,8 @@ class RecurrentRecorder:
     def record(self, input: Any, hx: Any = None) -> Any:
         """Return the same as torch's own ``forward``, with the layers recorded for the engine."""
         at, trains = self.attachment, torch.is_grad_enabled()
-        if not trains and not self._evaluates(input):
+        takes = self._takes(input)
+        if not trains and takes and not self._evaluates(input):
             return self._run_torch(input, hx)
         refuse_transforms(at.path or "the layer")
         if not well_formed(input, hx):
@@ -144,29 +147,48 @@ class RecurrentRecorder:
         if layout != "batch":
             at.report(_FIGURES[layout], torch.tensor(float(len(given.runs) if layout == "runs" else 1)))
         if layout == "runs":
-            run: RunLayer = partial(self._run_in_runs, given.runs)
+            run_layer: RunLayer = partial(self._run_in_runs, given.runs)
         else:
             left = [self._leave_to_torch(layer, given.length, given.like, layout) for layer in self._layers]
-            if None not in left:
+            if None not in left and takes:
                 out, final = self._run_torch(input, hx)
                 outs = (out.data if given.packed else out, *(final if isinstance(final, tuple) else (final,)))
-                self._after_torch(outs, [each for own in left for each in own or ()])
+                callbacks = [each for own in left for each in own or ()]
+                if not (trains or callbacks or given.packed):
+                    # Asking again, with the same answer, takes longer than a short layer.
+                    self._left = input.shape, input.dtype
+                self._after_torch(outs, callbacks)
                 return out, final
             packing = Packing(input.batch_sizes, given.x.device) if given.ragged else None
-            run = partial(self.run_layer, packing=packing, layout=layout)
-        out, finals = run_layers(self.module, run, given.x, given.initial_states(hx))
+            run_layer = partial(self.run_layer, packing=packing, layout=layout)
+        out, finals = run_layers(self.module, run_layer, given.x, given.initial_states(hx))
         if layout == "runs":
             self._after_torch([out, *finals], [])
         return given.result(out, finals)
+
+    def _takes(self, input: Any) -> bool:
+        """Return whether torch's own ``forward`` takes the input: cuDNN refuses long sequences, and evaluation mode."""
+        packed = isinstance(input, PackedSequence)
+        x = input.data if packed else input
+        if not isinstance(x, Tensor) or x.dim() not in (2, 3) or not runs_cudnn(x.device):
+            return True
+        length = 0 if packed else x.shape[int(self.module.batch_first and x.dim() == 3)]
+        trains = self.module.training or not torch.is_grad_enabled()
+        return trains and steps_a_call(length, x.device) == length
 
     def _run_torch(self, input: Any, hx: Any) -> Any:
         return self._torch_class.forward(self.module, input, hx)
 
     def _evaluates(self, input: Any) -> bool:
         """Return whether the engine may be faster than torch without gradients."""
-        if not isinstance(input, PackedSequence) or not self.attachment.engine.solves_pieces:
+        engine = self.attachment.engine
+        if not engine.evaluates or transforms_active() or other_pass() is not None:
             return False
-        return not transforms_active() and other_pass() is None
+        if isinstance(input, PackedSequence):
+            return len(input.batch_sizes) >= SHORTEST_EVALUATED
+        if not engine.forwards or input.dim() not in (2, 3) or (input.shape, input.dtype) == self._left:
+            return False
+        return bool(input.shape[int(self.module.batch_first and input.dim() == 3)] >= SHORTEST_EVALUATED)
 
     def _layout(self, given: Sequences) -> Layout:
         at, module = self.attachment, self.module
@@ -181,11 +203,15 @@ class RecurrentRecorder:
         self, layer: FusedLayer, length: int, like: Tensor, layout: Layout
     ) -> Sequence[Callable[[], None]] | None:
         """Return callbacks for the backward pass if the engine leaves this layer to torch's kernel, else ``None``."""
-        at = self.attachment
-        # Comparisons and surveys need the chain. Under autocast, torch's kernels have not been measured.
-        if at.compares or at.surveys is not None or torch.is_autocast_enabled(like.device.type):
+        at, kind, trains = self.attachment, like.device.type, torch.is_grad_enabled()
+        if not trains and not at.engine.evaluates:
+            return ()
+        # Comparisons and surveys need the chain.
+        if at.compares or at.surveys is not None:
             return None
-        trains = torch.is_grad_enabled()
+        if torch.is_autocast_enabled(kind) and like.dtype is torch.float32:
+            # The precision of torch's kernel.
+            like = torch.empty_like(like, dtype=torch.get_autocast_dtype(kind))
         call = LayerCall(layer.mode, length, like, layout, trains, at.memory, layer.paths, self._warn_once)
         return at.engine.leave_to_torch(call)
 
@@ -224,10 +250,10 @@ class RecurrentRecorder:
         layer = self._layers[number]
         each = len(weights) // len(layer.paths)
         found = []
-        for d, run in zip(range(len(layer.paths)), (run_forwards, run_backwards), strict=False):
+        for d, run_direction in zip(range(len(layer.paths)), (run_forwards, run_backwards), strict=False):
             own = replace(layer, paths=layer.paths[d : d + 1])
             call = partial(self._run_piece, own, weights=weights[d * each : (d + 1) * each])
-            found.append(run(call, runs, x, [part[d : d + 1] for part in first]))
+            found.append(run_direction(call, runs, x, [part[d : d + 1] for part in first]))
         if len(found) == 1:
             return found[0]
         outs, *finals = zip(*found, strict=True)
@@ -239,20 +265,27 @@ class RecurrentRecorder:
         """Run one direction of a layer on one run; no engine is faster than torch on a short one."""
         if len(x) >= SHORTEST:
             return self._run(layer, x, first, weights, "runs")
-        return run_kernel(Recurrence(x, first, weights, layer.mode))
+        return run_kernel(layer.recurrence(x, first, weights))
 
     def _run(
         self, layer: FusedLayer, x: Tensor, first: Sequence[Tensor], weights: Sequence[Any], layout: Layout
     ) -> Sequence[Tensor]:
         length = len(x) if layer.packing is None else layer.packing.shape[0]
         callbacks = self._leave_to_torch(layer, length, first[0][0], layout)
-        if callbacks is None:
-            applied: Sequence[Tensor] = LayerFunction.apply(layer, x, *first, *weights)
-            return applied
-        directions, packing = len(layer.paths), layer.packing
-        found = run_kernel(Recurrence(x, first, weights, layer.mode, directions=directions, packing=packing))
-        self._after_torch(found, callbacks)
+        if callbacks is not None:
+            found = run_kernel(layer.recurrence(x, first, weights))
+            self._after_torch(found, callbacks)
+        elif torch.is_grad_enabled():
+            found = LayerFunction.apply(layer, x, *first, *weights)
+        else:
+            trajectory = run(self.attachment.engine, layer.recurrence(x, first, weights, trains=False))
+            found = [trajectory.out, *trajectory.finals]
         return found
+
+    def leaves_to_torch(self, x: Tensor, batch: int) -> bool:
+        """Return whether the engine leaves all layers to torch for ``x`` (T, ·, I) in batches of ``batch``."""
+        like = x.new_empty(batch, self.module.hidden_size)
+        return all(self._leave_to_torch(layer, len(x), like, "batch") is not None for layer in self._layers)
 
 
 def recorder_on(module: nn.Module) -> RecurrentRecorder | None:

@@ -41,6 +41,22 @@ class FusedLayer:
         path = self.attachment.path
         return f"{path}, layer {self.number}" if path else f"layer {self.number}"
 
+    def recurrence(
+        self, x: Tensor, first: Sequence[Tensor], weights: Sequence[Tensor], trains: bool = True
+    ) -> Recurrence:
+        """Return the layer before it runs; arguments as in :class:`~gradfree.time.forward.Recurrence`."""
+        return Recurrence(
+            x,
+            first,
+            weights,
+            self.mode,
+            directions=len(self.paths),
+            packing=self.packing,
+            trains=trains,
+            memory=self.attachment.memory,
+            paths=self.paths,
+        )
+
     def direct_cotangents(self, like: Tensor, cotangent: Tensor | None, finals: Sequence[Tensor | None]) -> State:
         """Return e of each part: for h from outputs and final h, for c from the final c."""
         of_h, *of_c = finals
@@ -86,16 +102,7 @@ class LayerFunction(torch.autograd.Function):
         """Run the layer without a graph."""
         parts = 2 if layer.mode == "LSTM" else 1
         ctx.layer, ctx.inputs = layer, 1 + len(rest)
-        recurrence = Recurrence(
-            x,
-            rest[:parts],
-            rest[parts:],
-            layer.mode,
-            directions=len(layer.paths),
-            packing=layer.packing,
-            memory=layer.attachment.memory,
-            paths=layer.paths,
-        )
+        recurrence = layer.recurrence(x, rest[:parts], rest[parts:])
         out, finals, kept, ctx.passes = run(layer.attachment.engine, recurrence)
         # Detached aliases: assigning a parameter's ``data`` between the passes does not change them.
         ctx.save_for_backward(*(tensor.detach() for tensor in (x, *rest)), out, *kept)

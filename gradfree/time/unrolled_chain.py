@@ -14,6 +14,7 @@ from gradfree.algebra.cotangents import Factor, plus, times
 from gradfree.chains.chain import ChainGradients
 from gradfree.chains.memory import Memory
 from gradfree.chains.refusals import hooked, tapped
+from gradfree.devices.hardware import product_rounding
 from gradfree.errors import RANDOM_CELL, ChainError
 from gradfree.time.cell_layer import ElementwiseCell, apply_cell, output_size, unit_blocks
 from gradfree.time.closed_forms import Links, State
@@ -197,9 +198,8 @@ def check_batched_states(
         ChainError: the states differ by more.
     """
     for after, state in zip(again, states, strict=True):
-        kind = state.device.type
-        dtypes = [state.dtype, *([torch.get_autocast_dtype(kind)] if torch.is_autocast_enabled(kind) else [])]
-        rounding = max(min(10 * max(torch.finfo(dtype).eps for dtype in dtypes) ** 0.5, 0.1), 10 * within)
+        eps = max(torch.finfo(state.dtype).eps, 2 * product_rounding(state.device, state.dtype))
+        rounding = max(min(10 * eps**0.5, 0.1), 10 * within)
         refuse_other_values(
             after.detach().to(state.dtype),
             state,

@@ -44,6 +44,16 @@ def _plain(factor: Tensor) -> Tensor:
     return factor.detach().clone() if factor.dim() == 0 else factor.detach()
 
 
+def _gru_gate(node: Any) -> list[Factor]:
+    # r, z, n, h and a part of n's pre-activation, of nn.GRUCell on an accelerator.
+    return [0.0, 0.0, node._saved_result1.chunk(5, 1)[1]]
+
+
+def _lstm_gate(node: Any) -> list[Factor]:
+    # i, f, g and o, of nn.LSTMCell on an accelerator.
+    return [0.0, 0.0, node._saved_result2.chunk(4, 1)[1]]
+
+
 def _mix(weight: Factor) -> list[Factor]:
     return [1.0 - weight, weight]
 
@@ -64,6 +74,8 @@ _DIAGONAL: dict[str, tuple[int, Callable[[Any], list[Factor]]]] = {
     "NativeDropoutBackward0": (1, _dropout_mask),
     "NativeLayerNormBackward0": (1, lambda node: _norm_scale(node._saved_result2, node._saved_weight)),
     "ReluBackward0": (1, lambda node: [node._saved_result > 0]),
+    "ThnnFusedGruCellBackward0": (3, _gru_gate),
+    "ThnnFusedLstmCellBackward0": (3, _lstm_gate),
     "ToCopyBackward0": (1, lambda node: [1.0]),
 }
 """Elementwise operations by node name: the number of inputs, and a function that returns ∂output/∂input for each.
@@ -72,6 +84,10 @@ The function reads each saved tensor only once, because a checkpoint returns it 
 
 The mean and variance of norms belong to J, as do all operations that are not listed and all further inputs.
 """
+
+
+_OUTPUT = {"ThnnFusedLstmCellBackward0": 1}
+"""The output that :data:`_DIAGONAL` is about, by default the first: of an LSTM cell c, as h is behind a tanh."""
 
 
 def residual_factor(out: Tensor, state: GradientEdge) -> Factor:
@@ -131,7 +147,7 @@ def _factor(node: Any, slot: int, shape: _Shape, state: GradientEdge, known: _Kn
     total: Factor = 0.0
     # The same as node.name(), but faster.
     name = type(node).__name__
-    if name in _DIAGONAL:
+    if name in _DIAGONAL and slot == _OUTPUT.get(name, 0):
         count, read = _DIAGONAL[name]
         factors = [_factor(before, n, shape, state, known) for before, n in node.next_functions[:count]]
         # Saved tensors are read only if they count: in a checkpoint, that runs the block again.

@@ -109,6 +109,28 @@ def test_commands_load_no_slow_packages():
     assert modules.isdisjoint(("datasets", "lightning", "pandas", "polars", "sklearn", "torchmetrics", "transformers"))
 
 
+ASKED = """
+import torch
+
+def asked(*_):
+    raise SystemExit("asked for a device")
+
+torch.accelerator.is_available = torch.cuda.is_available = torch.cuda.device_count = asked
+from importlib import import_module
+from gradfree.benchmarks.running.workers import PRELOADED
+for name in PRELOADED:
+    import_module(name)
+"""
+
+
+@pytest.mark.slow
+def test_what_cases_are_forked_with_has_not_asked_for_a_device():
+    """CUDA refuses to work in a process that is forked afterwards. Some versions of torch ask in the second module."""
+    modules = loaded(ASKED)
+    assert "gradfree.benchmarks.suites.index" in modules
+    assert "torch.utils.benchmark" not in modules
+
+
 def test_every_room_is_installed():
     """pyproject.toml lists all packages: setuptools does not find those whose folder has another name."""
     listed = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["setuptools"]["packages"]

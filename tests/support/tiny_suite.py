@@ -6,12 +6,14 @@ import os
 import signal
 import sys
 import threading
+from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torchmetrics.classification import BinaryAccuracy
 
 from gradfree.benchmarks.data.bundled import Data, Split
-from gradfree.benchmarks.records.case import Row
+from gradfree.benchmarks.records.case import Case, Row
 from gradfree.benchmarks.records.records import SCHEMA
 from gradfree.benchmarks.tables.experiment import cases
 from gradfree.benchmarks.tasks.task import Score, Task
@@ -71,6 +73,18 @@ CHAIN = Row("backprop via chain", "backprop", {"plain": False})
 HIGHWAY = Row("highway_bp k=1", "highway_bp", {"iterations": 1})
 SUITE = (Comparison(TASK, (PLAIN, CHAIN, HIGHWAY)),)
 TUNED = Comparison(TASK, (PLAIN, HIGHWAY), learning_rates=(0.001, 0.01, 0.1))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parentage(Case):
+    """Records the process that its own was started from."""
+
+    kind = "parentage"
+    topic = subject = "parent"
+    config: ClassVar = {}
+
+    def run(self):
+        return {"parent": os.getppid()}
 
 
 def suite():

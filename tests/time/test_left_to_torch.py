@@ -64,6 +64,19 @@ def test_layers_left_to_torch_are_bitwise_torchs(engine, case, solved):
     assert not solved
 
 
+@pytest.mark.parametrize("engine", ["shooting", "newton"])
+def test_under_autocast_layers_are_left_to_torch_too(engine, solved):
+    """The sizes at which that pays depend on the precision in which torch's kernel runs then."""
+    layer = nn.LSTM(3, 64, 2).float()
+    x = torch.randn(20, 4, 3, dtype=torch.float32, requires_grad=True)
+    with torch.autocast("cpu", torch.bfloat16):
+        expected = everything(layer, x)
+        with gradfree.create_engine(engine).attach(layer):
+            found = everything(layer, x)
+    assert all(map(torch.equal, found, expected))
+    assert not solved
+
+
 def test_layers_in_segments_or_faster_in_closed_form_run_by_the_engine(solved):
     for layer, length in ((nn.GRU(3, 8).float(), 2048), (nn.GRU(3, 64), 64)):
         x = torch.randn(length, 1, 3, dtype=layer.weight_hh_l0.dtype, requires_grad=True)

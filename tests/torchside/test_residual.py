@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from pretend_device import kernels
 from torch import nn
 from torch.autograd.graph import get_gradient_edge
 
@@ -89,6 +90,58 @@ def test_the_residual_path_through_norms_and_dropout_is_their_scale(name):
     else:
         dims = {"batch": (0, 2), "instance": (2,), "layer": (1, 2)}[name.partition(",")[0]]
         torch.testing.assert_close(shift, shift.mean(dims, keepdim=True).expand_as(shift))
+
+
+class CellBlock(nn.Module):
+    """A recurrent cell as a block, whose gate is the residual path: of h, or of an LSTM's c."""
+
+    def __init__(self, kind):
+        super().__init__()
+        self.cell, self.linear = kind(4, 4), nn.Linear(4, 4)
+
+    def forward(self, h):
+        fed = self.linear(h)
+        return self.cell(fed, h) if isinstance(self.cell, nn.GRUCell) else self.cell(fed, (torch.tanh(fed), h))[1]
+
+
+@pytest.fixture
+def fused_cells(monkeypatch):
+    """Run recurrent cells on the CPU by the operations that they are on an accelerator."""
+    library = torch.library.Library("aten", "IMPL")
+    for name, kernel in kernels.FUSED_CELLS.items():
+        library.impl(name, kernel, "CPU")
+
+    def gru_cell(x, h, w_ih, w_hh, b_ih, b_hh):
+        return torch.ops.aten._thnn_fused_gru_cell(x @ w_ih.t(), h @ w_hh.t(), h, b_ih, b_hh)[0]
+
+    def lstm_cell(x, state, w_ih, w_hh, b_ih, b_hh):
+        return torch.ops.aten._thnn_fused_lstm_cell(x @ w_ih.t(), state[0] @ w_hh.t(), state[1], b_ih, b_hh)[:2]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(torch._VF, "gru_cell", gru_cell, raising=False)
+        patch.setattr(torch._VF, "lstm_cell", lstm_cell, raising=False)
+        yield
+    library._destroy()
+
+
+@pytest.mark.parametrize("kind", [nn.GRUCell, nn.LSTMCell])
+def test_the_gate_of_a_recurrent_cell_is_found_on_an_accelerator(kind, request, device):
+    block, x = CellBlock(kind), torch.randn(3, 4)
+    expected, out = read(block, x)
+    if device == "cpu":
+        request.getfixturevalue("fused_cells")
+    found, out_of_fused = read(block, x)
+    torch.testing.assert_close((found, out_of_fused), (expected, out))
+    assert isinstance(found, torch.Tensor)
+
+
+def test_the_output_of_an_lstm_cell_has_no_residual_path(request, device):
+    """It is tanh(c) times a gate."""
+    if device == "cpu":
+        request.getfixturevalue("fused_cells")
+    cell = nn.LSTMCell(4, 4)
+    factor, _ = read(lambda c: cell(c, (c, c))[0], torch.randn(3, 4))
+    assert factor == 0.0
 
 
 def test_a_declared_residual_path_is_used():

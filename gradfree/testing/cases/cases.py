@@ -10,9 +10,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.benchmark import set_torch_threads
 
-from gradfree.devices.hardware import devices_in_use, without_tf32
+from gradfree.devices.hardware import cpu_threads, devices_in_use, without_tf32
 from gradfree.engines.engine import Engine
 from gradfree.testing.cases.models import (
     BLOCKS,
@@ -165,7 +164,7 @@ def isolated() -> Iterator[None]:
     # The tensors are tiny, and threads that wait for each other make a busy machine crawl.
     with (
         torch.device("cpu") if elsewhere else nullcontext(),
-        set_torch_threads(1),
+        cpu_threads(1),
         RandomState(*devices_in_use()).restored(),
         cudnn,
         without_tf32(),

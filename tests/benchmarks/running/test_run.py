@@ -13,6 +13,7 @@ from tiny_suite import (
     PLAIN,
     SUITE,
     TASK,
+    Parentage,
     endless,
     failing,
     fake,
@@ -131,6 +132,24 @@ def test_a_failed_case_has_a_record_and_runs_again_only_with_retry(tmp_path, mon
             run(tmp_path, "--seeds", "1", *options)
         assert sum("error" in record for record in file.read().values()) == failures
     assert file.path.read_bytes().startswith(before)
+
+
+def test_a_case_that_takes_too_long_is_ended_and_recorded():
+    cases = [training(task=replace(TASK, data=endless)), Parentage(device="cpu", seed=0)]
+    records = {record["kind"]: record for record in run_here(cases, jobs=2, limit=8.0)}
+    assert "too long" in records["training"]["error"]
+    assert "error" not in records["parentage"]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="processes are forked on Linux only")
+def test_only_cases_on_the_cpu_run_in_forked_processes():
+    """CUDA may refuse to work in a forked process."""
+    parents = [
+        record["results"]["parent"]
+        for device in ("cpu", "mps")
+        for record in run_here([Parentage(device=device, seed=0)])
+    ]
+    assert [parent == os.getpid() for parent in parents] == [False, True]
 
 
 def test_a_dry_run_lists_all_cases_and_runs_nothing(tmp_path, capsys):

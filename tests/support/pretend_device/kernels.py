@@ -12,9 +12,8 @@ _LIBRARY = torch.library.Library("aten", "IMPL")
 
 def register() -> None:
     """Register the operations for the device."""
-    for kernel in (_thnn_fused_gru_cell, _thnn_fused_gru_cell_backward, _thnn_fused_lstm_cell):
-        _add(kernel.__name__, kernel)
-    _add("_thnn_fused_lstm_cell_backward_impl", _thnn_fused_lstm_cell_backward)
+    for name, kernel in FUSED_CELLS.items():
+        _add(name, kernel)
     _add("native_dropout", _native_dropout)
     _add("native_dropout_backward", _native_dropout_backward)
 
@@ -84,3 +83,12 @@ def _thnn_fused_lstm_cell_backward(
     of_gates = (to_c * g * i * (1 - i), to_c * c * f * (1 - f), to_c * i * (1 - g * g), grad_h * squashed * o * (1 - o))
     gates = torch.cat(of_gates, 1)
     return gates, to_c * f, gates.sum(0) if has_bias else None
+
+
+FUSED_CELLS: dict[str, Callable[..., object]] = {
+    "_thnn_fused_gru_cell": _thnn_fused_gru_cell,
+    "_thnn_fused_gru_cell_backward": _thnn_fused_gru_cell_backward,
+    "_thnn_fused_lstm_cell": _thnn_fused_lstm_cell,
+    "_thnn_fused_lstm_cell_backward_impl": _thnn_fused_lstm_cell_backward,
+}
+"""The operations of ``nn.GRUCell`` and ``nn.LSTMCell``, by name."""
