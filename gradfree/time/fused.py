@@ -31,7 +31,7 @@ from gradfree.time.runs import Run, run_backwards, run_forwards
 from gradfree.time.sequences import Sequences, well_formed
 from gradfree.torchside.guards import refuse_transforms
 from gradfree.torchside.hooks import when_backward
-from gradfree.torchside.private import other_pass, transforms_active, uncompiled
+from gradfree.torchside.private import is_traced, other_pass, transforms_active, uncompiled
 from gradfree.torchside.unsaved import Unsaved
 
 _FIGURES = {"whole": "packed as a whole", "runs": "packed in runs", "grid": "packed as a grid"}
@@ -182,7 +182,7 @@ class RecurrentRecorder:
     def _evaluates(self, input: Any) -> bool:
         """Return whether the engine may be faster than torch without gradients."""
         engine = self.attachment.engine
-        if not engine.evaluates or transforms_active() or other_pass() is not None:
+        if not engine.evaluates or is_traced() or transforms_active() or other_pass() is not None:
             return False
         if isinstance(input, PackedSequence):
             return len(input.batch_sizes) >= SHORTEST_EVALUATED

@@ -249,6 +249,14 @@ def other_pass() -> str | None:
     return "compiled autograd" if getattr(compiled, "compiled_autograd_enabled", False) else None
 
 
+_dispatch_modes = _private("torch._C._len_torch_dispatch_stack", "traced evaluation ends in torch's own errors")
+
+
+def is_traced() -> bool:
+    """Return whether operations are recorded or simulated, as in ``torch.export``, ``make_fx`` and FakeTensorMode."""
+    return torch.compiler.is_compiling() or (_dispatch_modes is not None and _dispatch_modes() > 0)
+
+
 is_one_of_many: Callable[[Tensor], bool] = (
     _private("torch._C._functorch.is_legacy_batchedtensor", "is_grads_batched=True ends in torch's own errors")
     or _never
