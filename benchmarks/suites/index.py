@@ -9,7 +9,7 @@ from gradfree.benchmarks.records.case import Row
 from gradfree.benchmarks.suites import forward_only
 from gradfree.benchmarks.suites.alternatives import ALTERNATIVES, ALTERNATIVES_SHORT
 from gradfree.benchmarks.suites.depth import DEPTH_MAP, DEPTH_TRAINING, GPU_DEPTH
-from gradfree.benchmarks.suites.long_sequences import GPU_TIME, LONG_SEQUENCES, PYDOC_LONG, SHOOTING
+from gradfree.benchmarks.suites.long_sequences import EVALUATION, GPU_TIME, LONG_SEQUENCES, PYDOC_LONG, SHOOTING
 from gradfree.benchmarks.suites.packed import PACKED
 from gradfree.benchmarks.suites.papers import DSF_WIKITEXT_SMALL, FOTON_DEPTH_SMALL, HIGHWAY_BP_TABLE6_SMALL
 from gradfree.benchmarks.suites.rows import BACKPROP, DSF, DSF_GATE, TRUNCATED, iterated
@@ -89,6 +89,7 @@ SUITES: dict[str, Suite] = {
         Comparison(catalogue.WIKITEXT2, _RECURRENT, learning_rates=(5e-3, 1e-2, 2e-2, 4e-2)),
     ),
     "long-sequences": LONG_SEQUENCES,
+    "evaluation": EVALUATION,
     "packed": PACKED,
     "gpu-time": GPU_TIME,
     "depth-map": DEPTH_MAP,

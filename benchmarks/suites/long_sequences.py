@@ -15,7 +15,7 @@ from gradfree.benchmarks.tables.experiment import Suite
 from gradfree.benchmarks.tasks.catalogue import ADDING, PARITY, PYDOC_GRU, TINYSHAKESPEARE
 from gradfree.benchmarks.tasks.metrics import digit_accuracy
 from gradfree.benchmarks.tasks.task import Score, Task, TextTask
-from gradfree.benchmarks.timing.recurrent_layers import RecurrentLayer, long_layers
+from gradfree.benchmarks.timing.recurrent_layers import RecurrentLayer, evaluated_layers, long_layers
 from gradfree.benchmarks.timing.timed import Timings
 from gradfree.benchmarks.training.comparison import Comparison
 from gradfree.benchmarks.training.courses import courses
@@ -130,6 +130,27 @@ LONG_SEQUENCES: Suite = (
     TimeToTarget(_TEXT, 9.0),
     # Enough images to show that the curves are equal; training to the final accuracy takes hours on a CPU.
     Comparison(MNIST_PIXELS, (BACKPROP, SHOOTING)),
+)
+
+_EVALUATED = tuple(
+    RecurrentLayer("GRU", *size)
+    for size in (
+        (1, 1024, 64),
+        (1, 4096, 64),
+        (1, 16384, 64),
+        (1, 65536, 64),
+        (4, 1024, 64),
+        (8, 4096, 64),
+        (1, 16384, 128),
+        (1, 4096, 256),
+        (32, 100, 128),
+    )
+)
+_EVALUATED += (RecurrentLayer("RNN", 1, 4096, 64), RecurrentLayer("LSTM", 1, 4096, 64))
+
+EVALUATION: Suite = (
+    Timings(evaluated_layers, _EVALUATED, (SHOOTING,), 1, "recurrent layers, evaluation, one thread"),
+    Timings(evaluated_layers, _EVALUATED, (SHOOTING,), 2, "recurrent layers, evaluation, two threads"),
 )
 
 _GPU_TARGETS = (

@@ -126,6 +126,15 @@ class LayerPass:
         self.module.zero_grad()
 
 
+class LayerEvaluation(LayerPass):
+    """A forward pass of a layer without gradients."""
+
+    def __call__(self) -> None:
+        """Run the forward pass."""
+        with torch.no_grad():
+            self.run()
+
+
 @timed(
     kind="layer",
     subject="layer",
@@ -181,3 +190,20 @@ def long_layers(case: Timing) -> Mapping[str, Callable[[], LayerPass]]:
         **(loops if case.more.get("compiled") else {}),
         **{row.label: partial(LayerPass, case, row) for row in case.rows},
     }
+
+
+@timed(
+    kind="evaluated layer",
+    subject="layer",
+    metric="time of the forward pass",
+    rounds=5,
+    runs=1,
+    title="recurrent layers, evaluation",
+    legend="Forward pass without gradients as a multiple of the plain module's. Sizes: sequences, steps, units.",
+    names={"layer": "setting"},
+    across="row",
+)
+def evaluated_layers(case: Timing) -> Mapping[str, Callable[[], LayerPass]]:
+    """Return, by label, functions that build the forward passes: plain, and with each engine."""
+    passes = {PLAIN: partial(LayerEvaluation, case)}
+    return passes | {row.label: partial(LayerEvaluation, case, row) for row in case.rows}
