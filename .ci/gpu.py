@@ -147,13 +147,12 @@ def run_first(device: str, of: str, run: Runner) -> Result:
     arguments = [".ci/first_minutes.py", str(file), "--device", device, "--of", of, "--seconds"]
     path = PATH + PRETEND * (device == "pretend")
     code, lines = 3, -1
-    # After an error, and where the process has died, the rest runs in another one. A case that
-    # is longer than the stage may take the whole call.
+    # After an error, and where the process has died, the rest runs in another one. A case that is longer than the
+    # stage may take the whole call.
     while code not in (None, 0) and lines < (lines := count_lines(file)):
         seconds = str(max(0.0, run.end - monotonic()))
         code = run("first_minutes.log", *arguments, seconds, path=path, advanced=lambda: count_lines(file) > first + 2)
-    lines = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()] if file.exists() else []
-    problems = [f"{line['case']}: {line['error']}" for line in lines if "error" in line and "case" in line]
+    problems = [f"{found['case']}: {found['error']}" for found in read_lines(file) if "error" in found]
     if code not in (None, 0, 3):
         problems.append(f"the measurements ended with {code}: {run.out / 'first_minutes.log'}")
     return Result(problems, code is None or code == 3)
@@ -191,8 +190,12 @@ session.run(session.RunRequest(Sweep(), suite={suite!r}), Path({folder!r}), 3, {
 
 
 def records_in(folder: Path) -> list[dict[str, Any]]:
-    """Return the records of a suite, without an incomplete last line."""
-    path = folder / "records.jsonl"
+    """Return the records of a suite."""
+    return read_lines(folder / "records.jsonl")
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """Return the lines of a file of records, without an incomplete last one."""
     return [json.loads(line) for line in path.open(encoding="utf-8") if line.endswith("\n")] if path.exists() else []
 
 

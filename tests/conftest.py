@@ -42,19 +42,21 @@ def device(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture(autouse=True)
-def float64(device: str) -> Iterator[None]:
+def float64(device: str, request: pytest.FixtureRequest) -> Iterator[None]:
     """Every test starts from the same random numbers, and computes in float64 unless it says otherwise.
 
-    With another ``--device`` what names none is made there. On a GPU float32 is not rounded to TF32, and cuDNN adds
+    With another ``--device`` what names none is made there, except in tests that start processes: these compute on the
+    CPU, and what they are compared with does, too. On a GPU float32 is not rounded to TF32, and cuDNN adds
     in the same order each time.
     """
     torch.manual_seed(0)
     torch.set_default_dtype(torch.float64)
-    if device != "cpu":
+    elsewhere = device != "cpu" and request.node.get_closest_marker("processes") is None
+    if elsewhere:
         torch.set_default_device(device)
     with torch.backends.cudnn.flags(enabled=True, deterministic=True), without_tf32():
         yield
-    if device != "cpu":
+    if elsewhere:
         torch.set_default_device(None)
     torch.set_default_dtype(torch.float32)
 

@@ -29,6 +29,13 @@ def rounded(x):
     return ((x.contiguous().view(torch.int32) + 0x1000) & ~0x1FFF).view(torch.float32)
 
 
+@pytest.fixture(autouse=True)
+def on_the_cpu():
+    """Rounding is simulated there, whatever the device of the other tests is."""
+    with torch.device("cpu"):
+        yield
+
+
 @pytest.fixture
 def precision():
     """Set the precision of products in float32."""

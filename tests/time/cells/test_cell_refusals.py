@@ -46,7 +46,7 @@ class Outsider(Leaky):
     outside = [torch.ones(HIDDEN, requires_grad=True)]  # noqa: RUF012
 
     def forward(self, x, state):
-        return super().forward(x, state) * self.outside[0]
+        return super().forward(x, state) * self.outside[0].to(x.device)
 
 
 class Dropping(Leaky):
