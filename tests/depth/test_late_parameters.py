@@ -7,7 +7,7 @@ from torch.nn.utils import parametrize
 
 import gradfree
 from gradfree import ChainError
-from gradfree.testing.cases.models import Plain, assert_equal_gradients
+from gradfree.testing.cases.models import Plain, assert_equal_gradients, gradients
 
 L = 4
 ENGINES = {
@@ -92,3 +92,16 @@ def test_a_late_tensor_that_is_no_parameter_gets_autograds_gradient_or_is_refuse
         handle.detach()
         del vars(body[2].linear)["forward"]
         assert_equal_gradients({"": actual[0]}, {"": torch.autograd.grad(head(body(x)).sum(), first)[0]})
+
+
+@pytest.mark.parametrize("batched", ["auto", True])
+def test_blocks_in_a_row_train_late_parameters_as_autograd_does(batched):
+    body, head = nn.Sequential(*[Plain() for _ in range(L)]).requires_grad_(False), nn.Linear(6, 3)
+    x = torch.randn(5, 6)
+    with gradfree.create_engine("highway_bp", iterations=L).attach(body, batched=batched) as handle:
+        head(body(x)).sum().backward()
+        for block in body:
+            LATE["adapters"](block)
+        actual = gradients(body, lambda: head(body(x)))
+        handle.detach()
+        assert_equal_gradients(actual, gradients(body, lambda: head(body(x))))
