@@ -156,6 +156,22 @@ LAZY = _row(
     _MODULES, "lazy parameters", "{path} has uninitialised lazy parameters:", "run the model once, then attach."
 )
 
+_BATCHES = "Equal blocks that run backward in a batch"
+
+SETTINGS_CHANGED = _row(
+    _BATCHES,
+    "a shared object that changes between the passes",
+    "the blocks from {path} on hold a list, dictionary or other object that has changed between the forward and the "
+    "backward pass, which runs them again in a batch.",
+    "Change it after the backward pass, or attach with batched=False.",
+)
+STORED_IN_ROW = _row(
+    _BATCHES,
+    "blocks that store or count something as they run",
+    "the blocks from {path} on have stored or counted something while they ran. They run backward in a batch, which "
+    "would repeat that, and a loss on a stored tensor would have no gradient.",
+    "Attach with batched=False.",
+)
 _RANKS = "Blocks on ranks"
 _ELSEWHERE = (
     "Across ranks, modules after the blocks may use the last block's output, and weights that no module before the "

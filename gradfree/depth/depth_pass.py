@@ -130,7 +130,13 @@ class DepthPass:
         return True
 
     def leave(self, link: Link, before: Tensor) -> Sequence[Tensor]:
-        """Record ``link``; return its block's outputs behind Exit nodes, the state first."""
+        """Record ``link``; return its block's outputs behind Exit nodes, the state first.
+
+        Raises:
+            ChainError: the block's output needs a gradient, but nothing that the pass knows: Start would never run.
+        """
+        if not before.requires_grad:
+            check_link(link)
         index = len(self.links)
         outputs: Sequence[Tensor] = Exit.apply(self, index, False, before, [link.out])
         if link.extra:

@@ -8,22 +8,21 @@ the blocks cannot be a row, the recorder's hooks record them one by one.
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
-from operator import is_
 from threading import local
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import FunctionCtx
-from torch.nn.modules.dropout import _DropoutNd
 
 from gradfree.algebra.cotangents import Cotangent
 from gradfree.depth.ports import Port, port_of
 from gradfree.depth.recorder import RecordedChain
 from gradfree.depth.row_chain import RowChain
 from gradfree.devices.costs import batch_pays
-from gradfree.errors import ChainError
+from gradfree.errors import SETTINGS_CHANGED, STORED_IN_ROW, ChainError
 from gradfree.rows.alike import first_line, why_no_row
+from gradfree.rows.settings import Settings
 from gradfree.rows.structure import call, structure_of, tensors_of
 from gradfree.torchside.graph import may_write, walk
 from gradfree.torchside.guards import refuse_batched, refuse_second_derivatives, saved
@@ -39,25 +38,27 @@ from gradfree.torchside.private import (
     version,
 )
 from gradfree.torchside.residual import residual_factor
-from gradfree.torchside.sharding import is_torchs_own
 
 _PLANS = 16
 """How many decisions a row stores, one for each combination of input, modes and trained parameters."""
+_CHANGES = 16
+"""After so many changes of settings the blocks run one by one: a decision takes longer than a pass."""
 
 
 class RowPlan(local):
     """How to solve a row.
 
     Args:
-        structure: a copy of a block without its numbers.
-        residual: K of each block, one number.
+        structure: a copy of a block without its numbers, which shares the block's settings.
+        settings: those of all blocks.
 
     Attributes:
         structure: a copy of it for this thread: a functional call replaces its tensors while it runs.
+        settings: as given.
     """
 
-    def __init__(self, structure: nn.Module, residual: float):
-        self.structure, self.residual = structure_of(structure), residual
+    def __init__(self, structure: nn.Module, settings: Settings):
+        self.structure, self.settings = structure_of(structure), settings
 
 
 class _Context(FunctionCtx):
@@ -102,6 +103,8 @@ class _Blocks(Function):
         if cotangent is None:
             return (None,) * len(ctx.needs_input_grad)
         refuse_batched([cotangent], ctx.path)
+        if ctx.plan.settings.changed_inside():
+            raise SETTINGS_CHANGED.error(path=ctx.path)
         found = saved(ctx, f"the blocks from {ctx.path} on")
         chain, plan, parameters = ctx.chain, ctx.plan, ctx.parameters
         if not keeps_graph():
@@ -109,7 +112,7 @@ class _Blocks(Function):
         paths, names = list(chain.blocks), list(tensors_of(plan.structure))
         states, tensors = found[: len(paths) + 1], found[len(paths) + 1 :]
         columns = {name: tensors[n :: len(names)] for n, name in enumerate(names)}
-        row = RowChain(chain, plan.structure, columns, parameters, states, plan.residual, ctx.needs_input_grad[3])
+        row = RowChain(chain, plan.structure, columns, parameters, states, ctx.needs_input_grad[3])
         solved = chain.attachment.solve(row, [*[None] * (len(paths) - 1), cotangent])
         chain.attachment.solved.update(paths)
         spare_hooks(hooks_of(p) for p, g in zip(parameters, solved.parameters, strict=True) if g is None)
@@ -126,15 +129,13 @@ class SequentialRow:
 
     _plans: dict[Hashable, RowPlan | str]
     _modules: list[nn.Module]
-    _watched: list[Mapping[str, Any]]
-    _known: list[Any]
+    _settings: Settings | None
     _hooks: list[tuple[Mapping[int, Any], int]]
 
     def __init__(self, chain: RecordedChain, container: nn.Module):
         self._chain, self._container, self._one_by_one = chain, container, container.forward
         self.blocks = list(chain.blocks.items())
-        self._plans = {}
-        self._watch()
+        self._plans, self._settings, self._changes = {}, None, 0
         vars(container)["forward"] = self.forward
 
     @classmethod
@@ -157,18 +158,19 @@ class SequentialRow:
             del self._container.forward
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave out the plans: a copy has other modules."""
-        return {**self.__dict__, "_plans": {}}
+        """Leave out the plans and what is watched: a copy has other modules."""
+        left = {"_plans": {}, "_settings": None, "_modules": [], "_hooks": []}
+        return {**self.__dict__, **left}
 
     def forward(self, input: Tensor) -> Any:
         """Run the blocks as a row, or one by one."""
         if not self._can_skip_hooks(input):
             return self._one_by_one(input)
         self._chain.check(self.blocks[0][1])
-        self._watch_again_if_changed()
+        settings = self._watched()
         # In the order of tensors_of().
         found = [t for m in self._modules for own in (m._parameters, m._buffers) for t in own.values()]
-        plan = self._plan(input, found)
+        plan = self._plan(input, found, settings)
         if isinstance(plan, str):
             if self._chain.attachment.batched is True:
                 raise ChainError(
@@ -178,7 +180,10 @@ class SequentialRow:
             return self._one_by_one(input)
         tensors = [t for t in found if t is not None]
         parameters = list({id(t): t for t in tensors if t.requires_grad}.values())
-        return _Blocks.apply(self._chain, plan, tensors, input, *parameters)
+        out = _Blocks.apply(self._chain, plan, tensors, input, *parameters)
+        if settings.changed():
+            raise STORED_IN_ROW.error(path=self.blocks[0][0])
+        return out
 
     def _can_skip_hooks(self, state: Tensor) -> bool:
         """Return whether a pass with this input may run without the recorder's hooks."""
@@ -194,27 +199,29 @@ class SequentialRow:
             and (state.requires_grad or any(t.requires_grad for t in self._container.parameters()))
         )
 
-    def _plan(self, state: Tensor, tensors: Sequence[Tensor | None]) -> RowPlan | str:
+    def _plan(self, state: Tensor, tensors: Sequence[Tensor | None], settings: Settings) -> RowPlan | str:
         """Return the plan of this pass, or a string: why the blocks run one by one."""
         hooked = global_hooks() or any(len(hooks) != count for hooks, count in self._hooks)
         replaced = any("forward" in vars(module) for module in self._modules)
         if hooked or replaced or list(self._container._modules.values()) != [block for _, block in self.blocks]:
             return "they have hooks or another forward"
+        if self._changes > _CHANGES:
+            return "their attributes change from pass to pass"
         key: Hashable = (
             (state.shape, state.dtype, state.device),
             tuple([m.training for m in self._modules]),
             tuple([None if t is None else (t.requires_grad, t.dtype) for t in tensors]),
         )
         if key not in self._plans:
-            self._plans = dict(list(self._plans.items())[-_PLANS:]) | {key: self._make_plan(state)}
+            self._plans = dict(list(self._plans.items())[-_PLANS:]) | {key: self._make_plan(state, settings)}
         return self._plans[key]
 
-    def _make_plan(self, state: Tensor) -> RowPlan | str:
+    def _make_plan(self, state: Tensor, settings: Settings) -> RowPlan | str:
         """Return a new plan, from one run of the block's copy on a batch without samples, or why there is none."""
         blocks, declared = [block for _, block in self.blocks], self._chain.attachment.batched is True
         if reason := why_no_row(blocks, declared):
             return reason
-        structure = structure_of(blocks[0])
+        structure = structure_of(blocks[0], own_settings=True)
         tensors = {name: t.detach().requires_grad_(t.requires_grad) for name, t in tensors_of(blocks[0]).items()}
         # The graph is the same for every batch size, so a batch without samples shows it.
         given = torch.empty_like(state[:0] if state.dim() > 1 else state).requires_grad_()
@@ -239,16 +246,15 @@ class SequentialRow:
         nodes, parameters = len(graph.nodes), sum(p.numel() for p in structure.parameters())
         if not declared and not batch_pays(state.device, nodes, parameters, nodes * state.numel()):
             return "a batch of such blocks would take longer"
-        return RowPlan(structure, 0.0 if isinstance(factor, Tensor) else factor)
+        return RowPlan(blocks[0], settings)
 
-    def _watch(self) -> None:
-        """Store the modules and attributes of the blocks, to notice changes; drop all plans of rows."""
+    def _watched(self) -> Settings:
+        """Return the blocks' settings; after a change of them all plans of rows are dropped."""
+        if self._settings is not None and not self._settings.changed():
+            return self._settings
+        self._changes += self._settings is not None
         self._plans = {kind: plan for kind, plan in self._plans.items() if isinstance(plan, str)}
         self._modules = [m for _, block in self.blocks for m in block.modules()]
-        # Attributes of torch's layers need no watching, except for rates of dropout: a change shows in the outputs.
-        users = [vars(m) for m in self._modules if isinstance(m, _DropoutNd) or not is_torchs_own(m)]
-        self._watched = [*users, *(m._modules for m in self._modules if m._modules)]
-        self._known = self._watched_values()
         blocks = {block for _, block in self.blocks}
         # The recorder puts one hook of each kind on a block.
         self._hooks = [
@@ -256,11 +262,5 @@ class SequentialRow:
             for m in self._modules
             for hooks in (m._forward_hooks, m._forward_pre_hooks)
         ]
-
-    def _watch_again_if_changed(self) -> None:
-        values = self._watched_values()
-        if len(values) != len(self._known) or not all(map(is_, values, self._known)):
-            self._watch()
-
-    def _watched_values(self) -> list[Any]:
-        return [value for attributes in self._watched for value in attributes.values()]
+        self._settings = Settings(self._modules)
+        return self._settings

@@ -8,6 +8,7 @@ from functools import cached_property, partial
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import get_gradient_edge
 from torch.func import vmap
 
 from gradfree.algebra.cotangents import Cotangent, Factor, is_number, plus
@@ -15,11 +16,13 @@ from gradfree.algebra.time_scan import scan_along
 from gradfree.chains.chain import ChainGradients
 from gradfree.chains.survey import LinkFindings
 from gradfree.depth.depth_chain import NO_RESIDUAL, DepthChain
-from gradfree.depth.link import Link, local_backward
+from gradfree.depth.link import Link, check_link, local_backward
 from gradfree.depth.recorder import RecordedChain
 from gradfree.errors import ChainError
 from gradfree.rows.structure import call
+from gradfree.torchside.graph import walk
 from gradfree.torchside.guards import refuse_other_values
+from gradfree.torchside.residual import residual_factor
 
 
 class RowChain(DepthChain):
@@ -31,7 +34,6 @@ class RowChain(DepthChain):
         tensors: the parameters and buffers of the L blocks, by name.
         parameters: those of them that need a gradient, each once.
         states: h_0 to h_L.
-        residual: K of each block, one number.
         initial: whether h_0 needs a gradient.
     """
 
@@ -42,7 +44,6 @@ class RowChain(DepthChain):
         tensors: Mapping[str, Sequence[Tensor]],
         parameters: Sequence[Tensor],
         states: Sequence[Tensor],
-        residual: float,
         initial: bool,
     ):
         # Graphs need not survive `retain_graph`: each backward pass makes new ones.
@@ -50,7 +51,6 @@ class RowChain(DepthChain):
         self.like = states[-1]
         self._blocks = list(chain.blocks.items())
         self._structure, self._tensors, self._states = structure, tensors, states
-        self._factor = residual if chain.declared is None else chain.declared
         self._initial = initial
         self._numbers = {id(p): n for n, p in enumerate(parameters)}
         self._span = f"{self._blocks[-1][0]} to {self._blocks[0][0]}"
@@ -71,7 +71,9 @@ class RowChain(DepthChain):
             given = given.view_as(given)
         out = call(self._structure, {name: column[index] for name, column in self._tensors.items()}, given)
         self._check(out.detach(), self._states[index + 1], path)
-        return Link(path, block, out, given.grad_fn, [None], self._numbers, out.grad_fn)
+        link = Link(path, block, out, given.grad_fn, [None], self._numbers, out.grad_fn)
+        check_link(link)
+        return link
 
     def _check(self, out: Tensor, expected: Tensor, where: str) -> None:
         """Raise if outputs differ from the forward pass: an attribute that a block reads may have changed."""
@@ -87,9 +89,21 @@ class RowChain(DepthChain):
 
     def residual(self, weight: float = 1.0) -> list[Factor]:
         """Return ``weight`` · K_i, the same number for all blocks but the first, whose K is zero."""
-        if self.requires_residual and self._factor == 0.0 and weight != 0.0 and self.declared is None:
-            raise ChainError(NO_RESIDUAL.format(first=self._blocks[0][0], last=self._blocks[-1][0]))
-        return [0.0, *[self._factor * weight] * (len(self) - 1)]
+        if weight == 0.0:
+            return self.constant(0.0)
+        factor: Factor | None = self.declared
+        if factor is None:
+            inputs, _, out = self._batch
+            factor = residual_factor(out, get_gradient_edge(inputs))
+        first, last = self._blocks[0][0], self._blocks[-1][0]
+        if isinstance(factor, Tensor):
+            raise ChainError(
+                f"the residual path of the blocks from {first} on is not the same number in every pass any more, which "
+                "a batch needs. Attach with batched=False."
+            )
+        if self.requires_residual and factor == 0.0 and self.declared is None:
+            raise ChainError(NO_RESIDUAL.format(first=first, last=last))
+        return [0.0, *[factor * weight] * (len(self) - 1)]
 
     def _stacked(self, cotangents: Tensor | Sequence[Cotangent]) -> Tensor:
         if isinstance(cotangents, Tensor):
@@ -166,6 +180,12 @@ class RowChain(DepthChain):
         with local_backward(self._span, ()), torch.enable_grad():
             out = vmap(partial(call, self._structure), randomness="error")(stacked, inputs)
         outs, where = out.detach(), f"the blocks from {self._span}"
+        own = {id(t) for t in (inputs, *weights.values())}
+        if any(id(leaf) not in own for leaf in walk([out]).leaves):
+            raise ChainError(
+                f"{where} use a tensor that needs a gradient and is not one of their parameters: in a batch it would "
+                "get none. Register it as a parameter, or attach with batched=False."
+            )
         self._check(outs[-1], self._states[-1], where)
         self._check(outs[:-1], inputs.detach()[1:], where)
         return inputs, weights, out

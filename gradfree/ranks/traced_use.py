@@ -27,7 +27,7 @@ def traced_use(model: nn.Module, blocks: Collection[str]) -> tuple[set[str], set
     what runs, both sets are empty.
     """
     try:
-        nodes = list(_Tracer(blocks).trace(structure_of(model)).nodes)
+        nodes = list(_Tracer(blocks).trace(structure_of(model, own_settings=True)).nodes)
     except Exception:  # The copy of a user's attribute and the user's forward may raise anything.
         return set(), set()
     at = [n for n, node in enumerate(nodes) if node.op == "call_module" and node.target in blocks]

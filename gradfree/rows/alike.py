@@ -13,13 +13,11 @@ from torch import Tensor, fx, nn
 from torch.nn import functional as F
 
 from gradfree.errors import ChainError
+from gradfree.rows.settings import MODULE_ATTRIBUTES, Settings
 from gradfree.rows.structure import structure_of, tensors_of
 from gradfree.rows.tracing import ThreadTracer
 from gradfree.torchside.private import is_compiled, saves_elsewhere, version
 from gradfree.torchside.sharding import own_class
-
-_MODULE_ATTRIBUTES = {*vars(nn.Module())}
-"""The attributes that every module has."""
 
 _PLAIN = (bool, int, float, str, bytes, type(None), torch.dtype, torch.device, type)
 
@@ -104,25 +102,31 @@ def _why_not_batchable(module: nn.Module) -> str | None:
 def _why_not_traceable(block: nn.Module, declared: bool) -> str | None:
     proxies: list[Any] = []
     reason = _trace_problem(block, declared, proxies)
-    if any(proxy() is not None for proxy in proxies):
-        gc.collect()
-        if any(proxy() is not None for proxy in proxies):
-            raise ChainError(
-                f"the forward of {type(block).__name__} stores tensors outside of the block. It has stored symbolic "
-                "tensors there while an engine checked whether such blocks can run in a batch. Attach with "
-                "batched=False."
-            )
+    if _any_alive(proxies):
+        raise ChainError(
+            f"the forward of {type(block).__name__} stores tensors outside of the block. It has stored symbolic "
+            "tensors there while an engine checked whether such blocks can run in a batch. Attach with batched=False."
+        )
     return reason
+
+
+def _any_alive(proxies: Sequence[Any]) -> bool:
+    """Return whether one of the tensors still exists, not only in a cycle (fx keeps those of parameters in one)."""
+    if all(proxy() is None for proxy in proxies):
+        return False
+    gc.collect()
+    return any(proxy() is not None for proxy in proxies)
 
 
 def _trace_problem(block: nn.Module, declared: bool, proxies: list[Any]) -> str | None:
     """Trace a copy of ``block`` and return why it cannot run in a batch; append the symbolic tensors to ``proxies``."""
     try:
         # Inside an nn.Sequential, a block gets only its state, as in the chain.
-        tracer, structure = _Tracer(proxies), nn.Sequential(structure_of(block))
+        tracer, structure = _Tracer(proxies), nn.Sequential(structure_of(block, own_settings=True))
     except Exception as error:  # The copy of a user's attribute may raise anything.
         return f"it cannot be copied ({first_line(error)})"
     before = {inner: dict(vars(inner)) for inner in structure.modules()}
+    settings = Settings(structure.modules())
     buffers = [(buffer, version(buffer)) for buffer in structure.buffers()]
     try:
         graph = tracer.trace(structure)
@@ -133,8 +137,10 @@ def _trace_problem(block: nn.Module, declared: bool, proxies: list[Any]) -> str 
     if tracer.reason:
         return tracer.reason
     # In a row, a tensor that the block stores for a loss would have no gradient.
-    if any(map(_changed, before.items())) or any(proxy() is not None for proxy in proxies):
-        return "it stores tensors from inside, and a loss on them would have no gradient"
+    if any(map(_changed, before.items())) or settings.changed_inside() or _any_alive(proxies):
+        return "it stores tensors or counts from inside: a loss on such a tensor would have no gradient"
+    if not settings.watched:
+        return "its attributes hold objects of too many parts, whose changes would not be noticed"
     if any(version(buffer) != number for buffer, number in buffers):
         return "it changes its buffers"
     for node in graph.nodes:
@@ -178,7 +184,7 @@ class _Tracer(ThreadTracer):
 
 
 def _attributes(module: nn.Module) -> Hashable:
-    return tuple((name, _value(value)) for name, value in vars(module).items() if name not in _MODULE_ATTRIBUTES)
+    return tuple((name, _value(value)) for name, value in vars(module).items() if name not in MODULE_ATTRIBUTES)
 
 
 def _value(value: Any) -> Hashable:

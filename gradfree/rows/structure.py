@@ -11,12 +11,23 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from gradfree.rows.settings import held_by
+
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks", "_state_dict_hooks")
 
 
-def structure_of(block: nn.Module) -> nn.Module:
-    """Return a copy of ``block`` on the meta device, without hooks."""
+def structure_of(block: nn.Module, *, own_settings: bool = False) -> nn.Module:
+    """Return a copy of ``block`` on the meta device, without hooks.
+
+    Args:
+        block: any module.
+        own_settings: whether to copy objects that are neither tensors nor modules, too. Otherwise the copy reads those
+            of ``block``, which may change later.
+    """
     known: dict[int, Any] = {}
+    if not own_settings:
+        held = (value for module in block.modules() for value in held_by(vars(module)))
+        known.update((id(value), value) for value in held if not isinstance(value, Tensor | nn.Module))
     for tensor in tensors_of(block).values():
         like = torch.empty_like(tensor, device="meta")
         known[id(tensor)] = nn.Parameter(like, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else like

@@ -92,7 +92,9 @@ class CellRecorder:
         Raises:
             ChainError: the engine cannot solve the cell, its state, or its hooks.
         """
-        if not torch.is_grad_enabled():
+        parameters = list(self.layer.cell.parameters())
+        # What else the cell uses may need a gradient, such as an adapter that is no parameter: autograd finds it.
+        if not torch.is_grad_enabled() or not any(t.requires_grad for t in (x, *parts, *parameters)):
             return type(self.layer).unroll(self.layer, x, parts, ends)
         if ends is not None and len(parts) > 1:
             raise ChainError(
@@ -103,7 +105,7 @@ class CellRecorder:
         refuse_transforms(self.where)
         refuse(state_problems(self.where, parts, x))
         refuse((*sharded(self.inside), *hooked(self.inside), *tapped(self.inside)))
-        out, *finals = _UnrollFunction.apply(self, len(parts), x, *parts, *self.layer.cell.parameters())
+        out, *finals = _UnrollFunction.apply(self, len(parts), x, *parts, *parameters)
         return [out, ends(out)] if ends is not None else [out, *finals]
 
 

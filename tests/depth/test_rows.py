@@ -15,6 +15,7 @@ from torch.utils.checkpoint import checkpoint
 import gradfree
 from gradfree.depth.row import RowPlan
 from gradfree.errors import ChainError
+from gradfree.rows.settings import Settings
 from gradfree.testing.cases.models import LayeredModel, Plain, PostLN, assert_equal_gradients, gradients
 from gradfree.torchside.graph import walk
 
@@ -256,7 +257,7 @@ def test_outputs_are_compared_on_devices_without_assertions_too(monkeypatch):
 
 
 def test_each_thread_has_its_own_structure():
-    plan = RowPlan(Plain(), 0.0)
+    plan = RowPlan(Plain(), Settings([]))
     with ThreadPoolExecutor(1) as pool:
         assert pool.submit(lambda: plan.structure).result() is not plan.structure
     assert plan.structure is plan.structure

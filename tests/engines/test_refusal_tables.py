@@ -128,6 +128,37 @@ def layers():
     return nn.Sequential(nn.Linear(6, 6), nn.ReLU(), nn.Linear(6, 6)), "pepita"
 
 
+class Sharing(nn.Linear):
+    """A block that reads a list, and stores its input if a global flag says so."""
+
+    stores = False
+
+    def __init__(self, held):
+        super().__init__(6, 6)
+        self.held, self.stored = held, None
+
+    def forward(self, x):
+        self.stored = x if Sharing.stores else None
+        return x + self.held[0] * super().forward(x)
+
+
+def row():
+    Sharing.stores, held = False, [1.0]
+    return nn.Sequential(Sharing(held), Sharing(held), Sharing(held)), "fixed_point"
+
+
+def changed_between(model, x):
+    out = out_of(model, x)
+    model[0].held[0] = 2.0
+    out.sum().backward()
+
+
+def stored_late(model, x):
+    out_of(model, x)
+    Sharing.stores = True
+    out_of(model, x)
+
+
 def lazy(model):
     model.blocks[1].late = nn.LazyLinear(3)
 
@@ -150,6 +181,8 @@ PROGRAMS = {
     errors.CHANGED_IN_PLACE: (behind(in_place), (gru, cell)),
     errors.NOT_FINITE_BEHIND: (behind(not_finite), (gru, cell)),
     errors.NOT_FINITE_INSIDE: (behind(made_infinite), (gru,)),
+    errors.SETTINGS_CHANGED: (behind(changed_between), (row,)),
+    errors.STORED_IN_ROW: (behind(stored_late), (row,)),
     errors.ATTACHED: attaching(attach_again, blocks, gru, cell),
     errors.BACKWARD_HOOKS: attaching(backward_hooks, blocks, cell),
     errors.FORWARD_HOOKS: attaching(forward_hooks, cell),
@@ -212,5 +245,5 @@ def test_blocks_that_fsdp_shards_are_refused(monkeypatch):
 
 def test_every_refusal_is_tested():
     # Refusals of ranks are tested in tests/ranks.
-    rows = {row for family in ("Passes", "Modules of a chain") for row in REFUSALS[family]}
+    rows = {row for family in REFUSALS if family != "Blocks on ranks" for row in REFUSALS[family]}
     assert rows == {*PROGRAMS, errors.GLOBAL_HOOKS, errors.SHARDED}

@@ -90,6 +90,14 @@ def test_a_cell_that_cannot_be_run_again_is_refused_in_the_backward_pass(cell, m
         assert message in refusal(loss.backward)
 
 
+@pytest.mark.parametrize("name", ["backprop", "shooting", "truncated"])
+def test_a_frozen_cell_gets_autograds_gradient_of_a_tensor_that_is_no_parameter(name):
+    layer, (outside,), x = CellLayer(Outsider()).requires_grad_(False), Outsider.outside, torch.randn(5, 3, INPUT)
+    expected = torch.autograd.grad(layer(x)[0].square().sum(), outside)
+    with gradfree.create_engine(name).attach(layer):
+        assert_close(torch.autograd.grad(layer(x)[0].square().sum(), outside), expected)
+
+
 def test_dropout_that_starts_late_by_a_global_rate_is_refused():
     model, Dropping.rates.noise = CellLayer(Dropping()), 0.0
     with gradfree.create_engine("backprop").attach(model):

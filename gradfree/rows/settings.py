@@ -1,0 +1,87 @@
+"""What the forward of a module reads besides tensors: its attributes, and what is in the objects that they hold."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from operator import is_
+from types import BuiltinFunctionType, FunctionType, ModuleType
+from typing import Any
+
+from torch import Tensor, nn
+from torch.nn.modules.dropout import _DropoutNd
+
+from gradfree.torchside.sharding import is_torchs_own
+
+MODULE_ATTRIBUTES = {*vars(nn.Module())}
+"""The attributes that every module has."""
+
+_MOST = 10_000
+"""How many values are watched in the objects that modules hold."""
+
+_OPAQUE = (str, bytes, int, float, type(None), type, Tensor, nn.Module, ModuleType, FunctionType, BuiltinFunctionType)
+
+
+class Settings:
+    """Watches the settings of modules for changes, by identity.
+
+    These are attributes of modules that are not torch's own (and rates of dropout), their submodules, and all that is
+    in lists, dictionaries and other objects that attributes hold. Attributes of torch's layers change outputs, which
+    are compared.
+
+    Args:
+        modules: the modules.
+
+    Attributes:
+        watched: whether all settings can be watched: not if objects hold thousands of values.
+    """
+
+    def __init__(self, modules: Iterable[nn.Module]):
+        modules = list(modules)
+        users = [vars(m) for m in modules if isinstance(m, _DropoutNd) or not is_torchs_own(m)]
+        self._own: list[Iterable[Any]] = [*map(dict.values, users)]
+        self._own += [m._modules.values() for m in modules if m._modules]
+        held = _inside(value for own in users for value in held_by(own))
+        self.watched = held is not None
+        self._held = held or []
+        self._known, self._known_inside = _values(self._own), _values(self._held)
+
+    def changed(self) -> bool:
+        """Return whether a setting is another object than when this was made."""
+        return self.changed_inside() or not _same(_values(self._own), self._known)
+
+    def changed_inside(self) -> bool:
+        """The same without the attributes of the modules themselves."""
+        return bool(self._held) and not _same(_values(self._held), self._known_inside)
+
+
+def held_by(own: dict[str, Any]) -> Iterator[Any]:
+    """Yield what a module with the attributes ``own`` holds, without what every module has."""
+    return (value for name, value in own.items() if name not in MODULE_ATTRIBUTES)
+
+
+def _inside(values: Iterable[Any]) -> list[Iterable[Any]] | None:
+    """Return the contents of each list, dictionary and other object among ``values`` and inside of them, once.
+
+    ``None`` if these are too many.
+    """
+    places, found, waiting = list[Iterable[Any]](), set[int](), list(values)
+    for value in waiting:  # It grows meanwhile.
+        if isinstance(value, _OPAQUE) or id(value) in found:
+            continue
+        found.add(id(value))
+        contents = value if isinstance(value, list | tuple | set | dict) else getattr(value, "__dict__", None)
+        if contents is None:
+            continue
+        places.append(contents.values() if isinstance(contents, dict) else contents)
+        waiting += places[-1]
+        if len(waiting) > _MOST:
+            return None
+    return places
+
+
+def _values(places: Iterable[Iterable[Any]]) -> list[Any]:
+    return [value for place in places for value in place]
+
+
+def _same(values: list[Any], known: list[Any]) -> bool:
+    return len(values) == len(known) and all(map(is_, values, known))

@@ -1,0 +1,195 @@
+"""Settings that equal blocks share and that change later: gradients are autograd's, or an error is raised."""
+
+import copy
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+
+import gradfree
+from gradfree import ChainError
+from gradfree.testing.cases.models import assert_equal_gradients
+from gradfree.torchside.graph import walk
+
+L, WIDTH = 6, 6
+
+
+class Slotted:
+    __slots__ = ("flags",)
+
+    def __init__(self, flags):
+        self.flags = flags
+
+
+class Place:
+    """Where blocks have their flags, with a different object for each test."""
+
+    OF_CLASS = SimpleNamespace(flags={})
+
+    def __init__(self, name):
+        self.flags = {"trunk": True, "skip": False, "keep": False, "count": 0}
+        self.holder = {
+            "object": SimpleNamespace(flags=self.flags),
+            "inside an object": SimpleNamespace(inner=[SimpleNamespace(flags=self.flags)]),
+            "list": [0, self.flags],
+            "dictionary": {"a": self.flags},
+            "object with slots": Slotted(self.flags),
+            "global": None,
+        }[name]
+        Place.OF_CLASS.flags = self.flags
+
+
+class Flagged(nn.Module):
+    def __init__(self, place):
+        super().__init__()
+        self.held = place.holder
+        self.trunk, self.branch = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    @property
+    def flags(self):
+        held = self.held
+        if held is None:
+            return Place.OF_CLASS.flags
+        held = getattr(held, "inner", [held])[0]
+        return (
+            held.flags
+            if isinstance(held, SimpleNamespace | Slotted)
+            else held[1]
+            if isinstance(held, list)
+            else held["a"]
+        )
+
+    def forward(self, x):
+        flags = self.flags
+        with torch.set_grad_enabled(torch.is_grad_enabled() and flags["trunk"]):
+            trunk = self.trunk(x)
+        inner = torch.tanh(self.branch(x) + trunk)
+        if flags["keep"]:
+            self.kept = inner
+        return torch.add(inner, x, alpha=0.3) + 0.7 * x.detach() if flags["skip"] else x + inner
+
+
+def kept_by(model):
+    """Return the sum of what blocks have stored in this pass."""
+    return sum(block.kept.sum() for block in model if hasattr(block, "kept"))
+
+
+CHANGES = {
+    "a trunk is frozen": {"trunk": False},
+    "another residual path": {"skip": True},
+    "tensors are stored on blocks": {"keep": True},
+    "nothing": {},
+}
+WATCHED = ("object", "inside an object", "list", "dictionary")
+PLACES = (*WATCHED, "object with slots", "global")
+ENGINES = {"highway_bp": {"iterations": L}, "highway_bp, 1": {"iterations": 1}, "fixed_point": {"iterations": L}}
+
+
+def attached(model, name, batched):
+    return gradfree.create_engine(name.partition(",")[0], **ENGINES[name]).attach(model, [""], batched=batched)
+
+
+def outcome(model, x):
+    """Return the gradients of a loss that also uses what blocks have stored."""
+    for block in model:
+        vars(block).pop("kept", None)
+    model.zero_grad()
+    (model(x).square().sum() + kept_by(model)).backward(retain_graph=True)
+    return {name: p.grad for name, p in model.named_parameters()}
+
+
+@pytest.mark.parametrize("batched", ["auto", True])
+@pytest.mark.parametrize("name", ENGINES)
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("where", PLACES)
+def test_settings_that_change_later_give_the_gradients_one_by_one_or_an_error(where, change, name, batched):
+    place, x = Place(where), torch.randn(4, WIDTH)
+    model = nn.Sequential(*[Flagged(place) for _ in range(L)])
+    with attached(model, name, batched):
+        assert len(walk([model(x)]).nodes) < L, "no row"
+        outcome(model, x)
+        place.flags.update(CHANGES[change])
+        refused, actual = None, None
+        try:
+            actual = outcome(model, x)
+        except ChainError as error:
+            refused = str(error)
+    with attached(model, name, False):
+        expected = outcome(model, x)
+    if refused is None:
+        assert_equal_gradients(actual, expected)
+    else:
+        stored, unseen = "keep" in CHANGES[change], where not in WATCHED or batched is True
+        assert stored
+        assert unseen
+        assert "batched=" in refused
+    if "," not in name:
+        assert_equal_gradients(expected, outcome(model, x))
+
+
+@pytest.mark.parametrize("where", WATCHED)
+def test_settings_that_change_between_the_passes_are_refused(where):
+    place, x = Place(where), torch.randn(4, WIDTH)
+    model = nn.Sequential(*[Flagged(place) for _ in range(L)])
+    with attached(model, "highway_bp", "auto"):
+        loss = model(x).sum()
+        place.flags["trunk"] = False
+        with pytest.raises(ChainError, match="has changed between the forward and the backward pass"):
+            loss.backward()
+        outcome(model, x)
+        assert model[0].trunk.weight.grad is None
+
+
+def test_a_copy_of_an_attached_model_has_settings_of_its_own():
+    place, x = Place("object"), torch.randn(4, WIDTH)
+    model = nn.Sequential(*[Flagged(place) for _ in range(L)])
+    with attached(model, "highway_bp", True):
+        outcome(model, x)
+        other = copy.deepcopy(model)
+        outcome(other, x)
+        other[0].held.flags["trunk"] = False
+        assert all((g is None) == ("trunk" in name) for name, g in outcome(other, x).items())
+        assert all(g is not None for g in outcome(model, x).values())
+
+
+def test_settings_that_change_in_every_pass_end_in_single_blocks():
+    place, x = Place("object"), torch.randn(4, WIDTH)
+    model = nn.Sequential(*[Flagged(place) for _ in range(L)])
+    with attached(model, "highway_bp", "auto"):
+        for n in range(30):
+            place.flags["count"] = object()
+            rows = len(walk([model(x)]).nodes) < L
+            assert rows == (n < 17)
+
+
+class Counting(Flagged):
+    def forward(self, x):
+        self.flags["count"] += 1
+        return super().forward(x)
+
+
+def test_blocks_that_change_their_shared_settings_run_one_by_one_and_once():
+    place, x = Place("object"), torch.randn(4, WIDTH)
+    model = nn.Sequential(*[Counting(place) for _ in range(L)])
+    with attached(model, "highway_bp", "auto"):
+        outcome(model, x)
+        assert place.flags["count"] == L
+    with attached(model, "highway_bp", True), pytest.raises(ChainError, match="stores tensors or counts"):
+        model(x)
+
+
+def test_a_tensor_that_needs_a_gradient_late_is_refused_in_a_row():
+    """One by one, the blocks would refuse it, too: it is no argument and no parameter."""
+    scale = torch.ones(())
+
+    class Untraceable(nn.Linear):
+        def forward(self, x):
+            return x + scale * torch.tanh(super().forward(x)) * float(range(len(x)).step)
+
+    model, x = nn.Sequential(*[Untraceable(WIDTH, WIDTH) for _ in range(L)]), torch.randn(4, WIDTH)
+    with attached(model, "fixed_point", True):
+        model(x).sum().backward()
+        scale.requires_grad_()
+        with pytest.raises(ChainError, match="use a tensor that needs a gradient and is not one of their parameters"):
+            model(x).sum().backward()
