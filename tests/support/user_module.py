@@ -4,6 +4,8 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from gradfree import Engine
+
 
 class Block(nn.Module):
     def __init__(self, width):
@@ -110,3 +112,11 @@ def unequal():
 
 def broken():
     raise OSError("no such disk")
+
+
+class Endless(Engine):
+    """Never returns a gradient."""
+
+    def gradients(self, chain, direct):
+        while True:
+            pass
