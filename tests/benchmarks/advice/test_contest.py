@@ -35,4 +35,4 @@ def test_a_step_that_does_not_end_is_stopped_and_the_answer_comes():
     found = standings((*iterated("highway_bp", 0), ENDLESS), 1.0)
     stopped = [c.row.label for c in found.contestants if c.first_ratio is not None]
     assert "endless" in [*stopped, *found.untried]
-    assert [c.row.label for c in found.contestants if c.cost][0] == "backprop"
+    assert next(c.row.label for c in found.contestants if c.cost) == "backprop"

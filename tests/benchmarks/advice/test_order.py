@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from user_module import Model
 from torch import nn
+from user_module import Model
 
 from gradfree import list_engines
 from gradfree.benchmarks.advice.order import rows_to_try
