@@ -2,6 +2,7 @@
 
 import re
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
@@ -48,6 +49,18 @@ def test_the_loss_and_the_score_are_those_of_the_targets():
     assert chosen.loss(torch.tensor([[1.0]]), torch.tensor([[3.0]])) == 2
     expected = user_module.loss(model(data.train.inputs), data.train.targets).item()
     assert chosen.score.of(model, data.train) == pytest.approx(expected)
+
+
+def test_a_score_of_the_users_is_taken_beside_a_loss_of_theirs():
+    (part,) = suite_of(Sweep(model=MODEL, engines="fa", loss="user_module:class_loss", score="user_module:right"), DATA)
+    task, model = part.task, part.task.create_model(0)
+    assert (task.score.name, task.score.goodness(2.0)) == ("right", 2.0)
+    inputs, targets = task.data().train
+    expected = (model(inputs).argmax(1) == targets).double().mean().item()
+    assert task.score.of(model, task.data().train) == pytest.approx(expected)
+    assert 0 <= training(PLAIN, task=replace(task, steps=2)).run()["validation"] <= 1
+    with pytest.raises(UsageError, match="no function of user_module is called 'none'"):
+        suite_of(Sweep(model=MODEL, engines="fa", score="user_module:none"), DATA)
 
 
 def test_options_and_axes_reach_the_builder():
