@@ -153,7 +153,7 @@ def baseline(job: Job, model: nn.Module) -> Contestant:
             plain.times = [plain.turn(job, 0)]
     except UsageError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         hint = _STATE_HINT if "through the graph a second time" in str(error) else ""
         raise UsageError(f"{job.model} cannot be trained on {job.data}: {_describe(error)}{hint}") from error
     if not all(map(isfinite, losses)):

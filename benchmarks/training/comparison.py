@@ -63,6 +63,9 @@ class Training(Case):
         """The row's label."""
         return self.row.label
 
+    def __str__(self) -> str:
+        return f"{self.topic} {self.subject.replace(self.row.label, self.row.name, 1)}"
+
     def run(self) -> dict[str, Any]:
         """Train; return the loss and the gradient's fidelity at some steps, and the scores at the end."""
         task, engine = self.task, self.row.create_engine()

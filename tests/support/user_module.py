@@ -1,5 +1,7 @@
 """A user's models, data and losses."""
 
+import sys
+
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
@@ -117,6 +119,10 @@ def bad_batches():
 def unequal():
     x, y = pair()
     return x[:30], y
+
+
+def leaving():
+    sys.exit(0)
 
 
 def broken():

@@ -79,6 +79,7 @@ def test_options_and_axes_reach_the_builder():
     [
         ("user_module:biuld", DATA, "no function of user_module is called 'biuld'.*Did you mean 'build'"),
         ("user_module:broken", DATA, "user_module:broken fails: OSError: no such disk"),
+        ("user_module:leaving", DATA, "user_module:leaving fails: SystemExit: 0"),
         (MODEL, "user_module:bad_batches", "has a batch that is a dict, not two tensors"),
         (MODEL, "user_module:unequal", "inputs of shape .30, 4. and targets of shape .40,.: the first size must be"),
         ("user_module:build_tuple", DATA, "cannot be trained on these data: AttributeError: 'tuple' object"),
