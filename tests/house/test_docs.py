@@ -101,10 +101,10 @@ def files_of(page):
 def commands_on_files():
     """Yield each page with a command of `gradfree bench` or `advise` on a file that it shows; `fit` has other tests."""
     for page in PAGES:
-        named = "|".join(files_of(page))
-        for text in re.findall(r"^```(?:sh)?\n(.*?)^```", page.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE):
-            for line in text.replace("\\\n", " ").splitlines():
-                if named and re.match(rf"gradfree (bench|advise) .*\b({named})\b", line):
+        named, text = "|".join(files_of(page)), page.read_text(encoding="utf-8")
+        for language, block in re.findall(r"^```(\w*)\n(.*?)^```", text, re.DOTALL | re.MULTILINE):
+            for line in block.replace("\\\n", " ").splitlines() if named and language != "python" else ():
+                if re.match(rf"gradfree (bench|advise) .*\b({named})\b", line):
                     yield pytest.param(page, shlex.split(line, comments=True), id=f"{page.stem}: {line[:60]}")
 
 
