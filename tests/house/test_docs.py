@@ -6,7 +6,6 @@ import runpy
 import shlex
 import sys
 from dataclasses import fields, replace
-from functools import partial
 from types import ModuleType
 
 import polars as pl
@@ -108,6 +107,10 @@ def commands_on_files():
                     yield pytest.param(page, shlex.split(line, comments=True), id=f"{page.stem}: {line[:60]}")
 
 
+def in_this_process(cases):
+    return (attempt(case) for case in cases)
+
+
 @pytest.fixture
 def short(monkeypatch):
     """Make training runs two steps long, in this process, and an advice take seconds."""
@@ -115,13 +118,13 @@ def short(monkeypatch):
         monkeypatch.setitem(TASKS, name, replace(task, steps=2))
     monkeypatch.setattr(catalogue, "DIGITS", replace(catalogue.DIGITS, steps=2))
     monkeypatch.setattr("gradfree.benchmarks.tasks.loaded._STEPS", 2)
-    monkeypatch.setattr("gradfree.benchmarks.bench.session.executor", lambda *_: partial(map, attempt))
+    monkeypatch.setattr("gradfree.benchmarks.bench.session.executor", lambda *_: in_this_process)
     monkeypatch.setattr("gradfree.benchmarks.advice.advising.compiled_cost", lambda *_: "not compiled")
 
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize(("page", "words"), commands_on_files())
+@pytest.mark.parametrize(("page", "words"), list(commands_on_files()))
 def test_each_command_on_a_file_of_a_page_runs(page, words, short, tmp_path, monkeypatch):
     """As pasted: the files are those of the page, and nothing fails."""
     monkeypatch.chdir(tmp_path)
