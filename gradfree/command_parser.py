@@ -57,4 +57,6 @@ def _reworded(message: str, options: Sequence[str]) -> str:
         choices = " or ".join(re.findall(r"'([^']+)'", wrong[2])) if "Literal" in wrong[2] else ""
         option = f"--{wrong[1].replace('_', '-')}"
         return f"{option} takes {choices or _KINDS.get(wrong[2], wrong[2])}, not {wrong[3]}."
+    if wrong := re.match(r'Parser key "(\S+)":.*Subtypes: \[(<.*?>), .*Given value: (.*)', message, re.DOTALL):
+        return f"--{wrong[1].replace('_', '-')} takes {_KINDS.get(wrong[2], wrong[2])}, not {wrong[3]}."
     return re.sub(r"(required: )(?:\w+\.)+", r"\1", message)

@@ -12,8 +12,9 @@ from rich.console import Console
 from rich.text import Text
 
 from gradfree import list_engines
-from gradfree.benchmarks.advice.contest import COMPILED, compiled_cost, contest, rows_to_try
+from gradfree.benchmarks.advice.contest import COMPILED, LEAST_STEPS, baseline, compiled_cost, contest
 from gradfree.benchmarks.advice.job import Job
+from gradfree.benchmarks.advice.order import rows_to_try
 from gradfree.benchmarks.advice.recommendation import advise, contest_section
 from gradfree.benchmarks.records.environment import require
 from gradfree.benchmarks.records.records import record_of
@@ -25,8 +26,8 @@ from gradfree.chains.report import Report
 from gradfree.cli import UsageError
 from gradfree.registry import engine_class
 
-_COMPILING = 0.3
-"""Share of the budget for compiling the model and timing it."""
+_ENGINES, _COMPILING = 0.75, 0.95
+"""Shares of the budget after which engines, and the compiled model, are no longer timed. The rest is for the report."""
 
 
 def run(
@@ -46,35 +47,40 @@ def run(
         UsageError: the model, the data, the device or an engine is missing, the loss is not finite, or every engine
             fails.
     """
+    start = monotonic()
     require(device)
     try:
         names = [name for name in listed(engines) or list_engines() if engine_class(name)]
     except (ImportError, TypeError, ValueError) as error:
         raise UsageError(str(error)) from error
     paths = listed(chains) or None
-    console = Console()
+    console, progress = Console(), Console(stderr=True)
     if data is None:
         with suppress(UsageError):  # There may be none beside the model.
             data = Imported.find(f"{model.partition(':')[0]}:loader").name
     built = Imported.find(model).build()
-    reports, rows = rows_to_try(built, paths, names)
+    job = Job(model, data, loss, paths, device) if data else None
+    reports, rows = rows_to_try(built, paths, names, job.inputs if job else ())
     # For engines that cannot be attached, print only the problems: their chains would hide the answer.
     shown = {name: r if r.ok else Report(problems=r.problems) for name, r in reports.items()}
     if not rows:
         console.print(Text(f"Stay with autograd: no engine can be attached to {model}.\n", "bold"))
-    elif data is None:
+    elif job is None:
         console.print("To measure, give data: --data module:function, which returns batches of inputs and targets.\n")
-    if not rows or data is None:
+    if not rows or job is None:
         _print_reports(shown, console)
         return
-    job = Job(model, data, loss, paths, device)
     net = built.to(device).train()
-    start = monotonic()
-    with Console(stderr=True).status("engines") as status:
-        standings = contest(job, net, rows, (1 - _COMPILING) * budget)
+    with progress.status("autograd") as status:
+        plain = baseline(job, net)
+        least = LEAST_STEPS * plain.usual / _ENGINES
+        if least > budget:
+            progress.print(f"A step of autograd takes {plain.usual:.1f} s, so this takes about {least:.0f} s.")
+        budget = max(budget, least)
+        status.update("engines")
+        standings = contest(job, net, plain, rows, start + _ENGINES * budget)
         status.update(COMPILED)
-        left = budget - (monotonic() - start)
-        standings.compiled = compiled_cost(job, torch.get_num_threads(), max(left, _COMPILING * budget))
+        standings.compiled = compiled_cost(job, torch.get_num_threads(), start + _COMPILING * budget - monotonic())
     advice = advise(standings, paths)
     sections = [contest_section(job, standings, advice.words, budget)]
     record = record_of(f"advice/{model}", "advice", {}, [], {}, device)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 import multiprocessing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from math import ceil, isfinite, nan
@@ -20,16 +20,15 @@ from torch import Tensor, nn
 
 from gradfree import gradient_fidelity
 from gradfree.benchmarks.advice.job import Batch, Job
+from gradfree.benchmarks.advice.time_limit import TimeIsOver, time_limit
 from gradfree.benchmarks.records.case import Row
 from gradfree.benchmarks.suites.rows import BACKPROP
-from gradfree.benchmarks.sweeps.sweep import row
 from gradfree.benchmarks.timing.allocations import peak_memory
-from gradfree.benchmarks.timing.side_by_side import collecting_errors, interleaved, mean_seconds, statistics
-from gradfree.chains.report import Report
+from gradfree.benchmarks.timing.side_by_side import collecting_errors, now, statistics
 from gradfree.cli import UsageError
-from gradfree.registry import engine_class
 
 COMPILED = "torch.compile"
+_NO_TIME = "no time was left, give a longer --budget"
 _WARM_UP = 3
 _TURN = 0.02
 """A turn repeats shorter steps for this many seconds."""
@@ -39,10 +38,16 @@ _HOPELESS = 4.0
 """The same limit for the second step; five times as much for the first step, which includes setup."""
 _LONG = 0.1
 """For steps of this many seconds, two steps are enough as warm-up and first turn."""
-_FEWEST, _MOST = 5, 25
+_SETUP = 1.0
+"""An engine has so many seconds at least for its first steps."""
+_FEWEST, _MOST = 3, 25
 """Minimal and maximal number of rounds."""
-_SAME = {"dsf feedback=gate": "highway_bp k=0", "truncated window=2": "fixed_point k=1"}
-"""Rows with the same gradients as another row, by label: they are not tried if the other one is."""
+_ROUNDS = 5
+"""Number of rounds of the compiled model."""
+_MEMORY_STEPS = 1.5
+"""Time of the step that measures memory, in steps."""
+LEAST_STEPS = 7
+"""A contest takes at least the time of so many steps of autograd: two at its start, its rounds, two for an engine."""
 _STATE_HINT = (
     " A model that keeps a state from batch to batch must cut the gradient there: self.state = state.detach(), of an "
     "LSTM both parts."
@@ -62,7 +67,8 @@ class Contestant:
         cost: the :func:`statistics` of ``times`` relative to autograd's, round by round; empty if there are none.
         cosine: cosine of the gradient with the exact one.
         memory: peak bytes of a step.
-        first_ratio: the first turn's time as a multiple of autograd's, if there were no further turns.
+        first_ratio: the first turn's time as a multiple of autograd's, if there were no further turns; if that turn was
+            stopped, what it had taken by then.
     """
 
     row: Row
@@ -72,6 +78,11 @@ class Contestant:
     cosine: float = nan
     memory: int | None = None
     first_ratio: float | None = None
+
+    @property
+    def usual(self) -> float:
+        """The seconds of a step, from what was timed so far."""
+        return median(self.times)
 
     @classmethod
     def of(cls, row: Row, model: nn.Module, job: Job) -> Contestant:
@@ -95,9 +106,18 @@ class Contestant:
 
     def turn(self, job: Job, n: int) -> float:
         """Return the mean seconds of a few steps, in the ``n``-th round."""
-        step = partial(self.step, job.batches[n % len(job.batches)])
-        usual = median(self.times) if self.times else _TURN
-        return mean_seconds(step, max(1, ceil(_TURN / usual)) if usual < _TURN else 1)
+        batch = job.batches[n % len(job.batches)]
+        usual = self.usual if self.times else _TURN
+        if usual < _LONG:
+            self.step(batch)  # The caches have what the contestant before has used.
+        return self.seconds(job, batch, max(1, ceil(_TURN / usual)))
+
+    def seconds(self, job: Job, batch: Batch, steps: int = 1) -> float:
+        """Return the mean seconds of ``steps`` steps, without the warm-up of torch's Timer: a step may take seconds."""
+        start = now(job.device)
+        for _ in range(steps):
+            self.step(batch)
+        return (now(job.device) - start) / steps
 
 
 @dataclass
@@ -107,7 +127,7 @@ class Standings:
     Attributes:
         contestants: all rows that ran, autograd first.
         failures: errors by label.
-        untried: labels of rows that did not run for lack of time.
+        untried: labels of rows that were not timed for lack of time.
         compiled: the :func:`statistics` of the compiled model's times relative to autograd's, or why there are none.
     """
 
@@ -117,76 +137,23 @@ class Standings:
     compiled: Mapping[str, Any] | str = ""
 
 
-def rows_to_try(
-    model: nn.Module, chains: Sequence[str] | None, engines: Sequence[str]
-) -> tuple[dict[str, Report], list[Row]]:
-    """Return the report of each engine on ``model``, and the rows of those that can be attached.
-
-    The rows come in order of promise: exact engines, engines with several settings, the others. Within a group, the
-    first settings of all engines come before any second settings.
-    """
-    reports = {name: engine_class(name)().validate(model, chains) for name in engines}
-    found: list[tuple[tuple[int, int], Row]] = []
-    for name in (name for name, report in reports.items() if report.ok and report.chains):
-        settings = engine_class(name).worth_trying
-        group = 0 if is_exact(name) else 1 if len(settings) > 1 else 2
-        found += [((group, n), row(name, given)) for n, given in enumerate(settings)]
-    ordered = [candidate for _, candidate in sorted(found, key=lambda known: known[0])]
-    labels = {candidate.label for candidate in ordered}
-    return reports, [candidate for candidate in ordered if _SAME.get(candidate.label) not in labels]
-
-
-def is_exact(engine: str) -> bool:
-    """Return whether an engine has autograd's gradient, to its tolerance if it has one."""
-    return bool(engine_class(engine).exact_ones())
-
-
-def contest(job: Job, model: nn.Module, rows: Sequence[Row], seconds: float) -> Standings:
-    """Time autograd and ``rows`` in turns, until the time is over or the maximal number of rounds is reached.
-
-    A row whose first turn is much slower than autograd's has no further turns.
-
-    Args:
-        job: the model and its data.
-        model: the model to copy.
-        rows: the rows to try, the most promising first.
-        seconds: the time limit; a step that has begun is finished.
+def baseline(job: Job, model: nn.Module) -> Contestant:
+    """Return autograd after two steps or more, the last of them timed.
 
     Raises:
-        UsageError: autograd fails.
+        UsageError: autograd fails, or its loss is not finite.
     """
-    end = monotonic() + seconds
-    plain = _autograd(job, model)
-    usual, standings = plain.turn(job, 0), Standings([plain])
-    for candidate in rows:
-        # Even on a busy machine, at least one engine is tried.
-        late = monotonic() > end - (0.0 if is_exact(candidate.engine) else 0.4 * seconds)
-        if late and len(standings.contestants) > 1:
-            standings.untried.append(candidate.label)
-            continue
-        if problems := candidate.create_engine().validate(copy.deepcopy(model), job.chains, batch=job.inputs).problems:
-            standings.failures[candidate.label] = "; ".join(problems)
-            continue
-        with collecting_errors(standings.failures, candidate.label, _describe):
-            standings.contestants.append(_tried(candidate, model, plain, job, usual))
-    close = [c for c in standings.contestants if c.first_ratio is None]
-    _take_turns(close, job, standings, end)
-    for contestant in close:
-        step = partial(contestant.step, job.batches[0])
-        contestant.memory = peak_memory(step, torch.device(job.device))
-        contestant.cost = statistics(contestant.times, plain.times)
-    return standings
-
-
-def _autograd(job: Job, model: nn.Module) -> Contestant:
-    """Return autograd after a step on each batch, and one more on the first."""
     plain = Contestant.of(BACKPROP, model, job)
     plain.cosine = 1.0
     try:
-        losses = [float(plain.step(batch)) for batch in (*job.batches, job.batches[0])]
+        losses = [float(plain.step(job.batches[0]))]
+        plain.times = [plain.seconds(job, job.batches[0])]
+        if plain.usual < _LONG:
+            losses += [float(plain.step(batch)) for batch in job.batches]
+            plain.times = [plain.turn(job, 0)]
     except UsageError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         hint = _STATE_HINT if "through the graph a second time" in str(error) else ""
         raise UsageError(f"{job.model} cannot be trained on {job.data}: {_describe(error)}{hint}") from error
     if not all(map(isfinite, losses)):
@@ -197,33 +164,87 @@ def _autograd(job: Job, model: nn.Module) -> Contestant:
     return plain
 
 
-def _tried(candidate: Row, model: nn.Module, plain: Contestant, job: Job, usual: float) -> Contestant:
+def contest(job: Job, model: nn.Module, plain: Contestant, rows: Sequence[Row], end: float) -> Standings:
+    """Time autograd and ``rows`` in turns, until the time is over or the maximal number of rounds is reached.
+
+    A row whose first turn is much slower than autograd's has no further turns. The first row is always tried; another
+    one only if its steps, were they as fast as autograd's, and the rounds of all fit into the time.
+
+    Args:
+        job: the model and its data.
+        model: the model to copy.
+        plain: autograd, from :func:`baseline`.
+        rows: the rows to try, the most promising first.
+        end: when the time is over, on the clock ``monotonic``; a step in a round that has begun is finished.
+    """
+    usual, close, standings = plain.usual, [plain], Standings([plain])
+    plain.times = []
+    taken = {plain.row.label: usual}
+    for n, candidate in enumerate(rows):
+        label = candidate.label
+        left = end - monotonic() - (_FEWEST + _MEMORY_STEPS) * sum(taken.values())
+        if n and left < 2 * usual:
+            standings.untried.append(label)
+            continue
+        with collecting_errors(standings.failures, label, _describe):
+            contestant = _tried(candidate, model, plain, job, usual, max(left, 2 * usual, _SETUP))
+            if contestant is None:
+                standings.untried.append(label)
+                continue
+            standings.contestants.append(contestant)
+            if contestant.first_ratio is None:
+                close.append(contestant)
+                taken[label] = contestant.usual
+                contestant.times = []
+    _take_turns(close, job, standings, end - _MEMORY_STEPS * sum(taken.values()))
+    for contestant in close:
+        contestant.cost = statistics(contestant.times, plain.times)
+        if monotonic() + _MEMORY_STEPS * contestant.usual < end:
+            step = partial(contestant.step, job.batches[0])
+            contestant.memory = peak_memory(step, torch.device(job.device))
+    return standings
+
+
+def _tried(
+    candidate: Row, model: nn.Module, plain: Contestant, job: Job, usual: float, seconds: float
+) -> Contestant | None:
     """Return a contestant after its first turn and, unless it is too slow, with the cosine of its gradient.
 
     Short steps are compared with autograd timed at the same moment, long ones with its first time ``usual``, to save
-    the budget for the candidates.
+    the budget for the candidates. Returns ``None`` if ``seconds`` do not suffice to know that it is too slow.
     """
     contestant = Contestant.of(candidate, model, job)
-    for hopeless in (5 * _HOPELESS, _HOPELESS):
-        ratio = mean_seconds(partial(contestant.step, job.batches[0]), 1) / usual
-        if ratio > hopeless:
-            break
-    else:
-        if usual < _LONG:
-            ratio = median(contestant.turn(job, n) / plain.turn(job, n) for n in range(_WARM_UP))
-    if ratio > _MAX_RATIO:
-        contestant.first_ratio = ratio
-    else:
-        # On a copy, since a model may keep activations, with which it could not be copied for the next candidate.
-        own, engine = copy.deepcopy(model), candidate.create_engine()
-        contestant.cosine = gradient_fidelity(engine, own, job.loss_fn, job.batches[0], job.chains).total.cosine
+    start = monotonic()
+    try:
+        with time_limit(seconds):
+            for hopeless in (5 * _HOPELESS, _HOPELESS):
+                seen = contestant.seconds(job, job.batches[0])
+                ratio = seen / usual
+                if ratio > hopeless:
+                    break
+            else:
+                if usual < _LONG:
+                    ratio = median(contestant.turn(job, n) / plain.turn(job, n) for n in range(_WARM_UP))
+            contestant.times = [seen]
+            if ratio > _MAX_RATIO:
+                contestant.first_ratio = ratio
+                return contestant
+            # On a copy, since a model may keep activations, with which it could not be copied for the next candidate.
+            own, engine = copy.deepcopy(model), candidate.create_engine()
+            contestant.cosine = gradient_fidelity(engine, own, job.loss_fn, job.batches[0], job.chains).total.cosine
+    except TimeIsOver:
+        contestant.first_ratio = (monotonic() - start) / usual
+        return contestant if contestant.first_ratio > _HOPELESS and not contestant.times else None
     return contestant
 
 
 def _take_turns(close: list[Contestant], job: Job, standings: Standings, end: float) -> None:
     """Time ``close`` in rounds until the time ``end``, with at least ``_FEWEST`` and at most ``_MOST`` rounds."""
+    round_took = 0.0
     for n in range(_MOST):
-        if n >= _FEWEST and monotonic() > end:
+        start = monotonic()
+        # Statistics need two rounds; on a machine that has become busy there is no time for more.
+        if n >= 2 and start + round_took > (end if n >= _FEWEST else end + round_took):
             return
         for contestant in list(close):
             label = contestant.row.label
@@ -232,6 +253,7 @@ def _take_turns(close: list[Contestant], job: Job, standings: Standings, end: fl
             if label in standings.failures:
                 close.remove(contestant)
                 standings.contestants.remove(contestant)
+        round_took = monotonic() - start
 
 
 def compiled_cost(job: Job, threads: int, seconds: float) -> dict[str, Any] | str:
@@ -242,27 +264,35 @@ def compiled_cost(job: Job, threads: int, seconds: float) -> dict[str, Any] | st
         threads: number of threads of torch.
         seconds: time limit of compiling and timing.
     """
+    if seconds <= 0:
+        return _NO_TIME
     # Leaving the pool ends its process. Its job is a copy without the cached batches.
     with multiprocessing.get_context("spawn").Pool(1) as pool:
         try:
             found: dict[str, Any] | str = pool.apply_async(_compiled_times, (replace(job), threads)).get(seconds)
             return found
         except multiprocessing.TimeoutError:
-            return f"not compiled within {seconds:.0f} s"
+            return f"not compiled and timed in {seconds:.0f} s, give a longer --budget"
 
 
 def _compiled_times(job: Job, threads: int) -> dict[str, Any] | str:
     torch.set_num_threads(threads)
     try:
-        model = job.build()
-        compiled = copy.deepcopy(model)
-        compiled.compile()
-        steps = [Contestant.of(BACKPROP, model, job).step, Contestant.of(BACKPROP, compiled, job).step]
-        for step in steps:
-            for _ in range(_WARM_UP):
-                step(job.batches[0])
-        times = interleaved([partial(mean_seconds, partial(step, job.batches[0])) for step in steps])
+        plain, compiled = (_in_turns(job, compiled) for compiled in (False, True))
+        times = [(next(plain), next(compiled)) for _ in range(_ROUNDS)]
     except Exception as error:
         # As text, since not every exception can be sent to another process.
         return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
-    return statistics(times[1], times[0])
+    return statistics([own for _, own in times], [own for own, _ in times])
+
+
+def _in_turns(job: Job, compiled: bool) -> Iterator[float]:
+    """Yield the mean seconds of a step, again and again, after a warm-up."""
+    model = job.build()
+    if compiled:
+        model.compile()
+    contestant = Contestant.of(BACKPROP, model, job)
+    contestant.step(job.batches[0])
+    contestant.times = [contestant.seconds(job, job.batches[0])]
+    while True:
+        yield contestant.turn(job, 0)

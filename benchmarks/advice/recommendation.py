@@ -8,8 +8,9 @@ from typing import Any, NamedTuple
 
 import torch
 
-from gradfree.benchmarks.advice.contest import COMPILED, Contestant, Standings, is_exact
+from gradfree.benchmarks.advice.contest import COMPILED, Contestant, Standings
 from gradfree.benchmarks.advice.job import Job
+from gradfree.benchmarks.advice.order import is_exact
 from gradfree.benchmarks.tables.column import column
 from gradfree.benchmarks.tables.facts import Fact, fact, table
 from gradfree.benchmarks.tables.section import Section
@@ -114,7 +115,7 @@ def contest_section(job: Job, standings: Standings, answer: str, budget: float) 
     """Return the section on the contest."""
     threads = torch.get_num_threads()
     where = {"task": job.model, "device": job.device, "threads": threads}
-    budget_and_device = f"{job.device}, {count(threads, 'thread')}, {budget:g} s"
+    budget_and_device = f"{job.device}, {count(threads, 'thread')}, {budget:.3g} s"
     return Section(
         title=f"A training step of {job.model} on {job.data}: batch {job.shapes}; {budget_and_device}",
         facts=table(one | where for one in _facts(standings)),
@@ -128,7 +129,7 @@ def contest_section(job: Job, standings: Standings, answer: str, budget: float) 
         legend=(
             "×: as a multiple of autograd's step in the same rounds, median. Cosine: of the whole gradient with the "
             "exact one, on one batch, at the current weights. Without quartiles: too slow in the first turn to be "
-            "timed further."
+            "timed further, or stopped in it."
         ),
         remarks=list(_notes(standings)),
         answer=answer,
@@ -140,7 +141,7 @@ def _notes(standings: Standings) -> Iterator[str]:
     if isinstance(standings.compiled, str):
         yield f"{COMPILED}: {standings.compiled}."
     for label, error in standings.failures.items():
-        yield f"{label} failed: {error}."
+        yield f"{label} failed: {error.rstrip('.')}."
     if standings.untried:
         yield f"No time was left for {', '.join(standings.untried)}: give a longer --budget."
 

@@ -80,6 +80,9 @@ class Case(ABC):
     def subject(self) -> str:
         """Name of what is measured on the topic: a row, for example."""
 
+    def __str__(self) -> str:
+        return f"{self.topic} {self.subject}"
+
     @abstractmethod
     def run(self) -> dict[str, Any]:
         """Measure; return the results, which can be converted to JSON."""

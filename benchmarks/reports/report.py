@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from gradfree.benchmarks.records.records import Record, error_of
-from gradfree.benchmarks.tables.experiment import Suite, findings, records_of
+from gradfree.benchmarks.tables.experiment import Suite, devices_of, findings, records_of
 from gradfree.benchmarks.tables.facts import SCHEMA, table
 from gradfree.benchmarks.tables.section import Section
 from gradfree.wording import count
@@ -38,6 +38,7 @@ class SuiteReport:
         records: the records, for their environments.
         command: the command that made them, if known.
         code: code to paste, if there is a recommendation.
+        unfinished: sentences on experiments that wait for trials of learning rates.
     """
 
     title: str
@@ -45,13 +46,14 @@ class SuiteReport:
     records: Sequence[Record]
     command: str = ""
     code: str = ""
+    unfinished: Sequence[str] = ()
 
     @classmethod
     def of(cls, title: str, suite: Suite, records: Mapping[str, Record], command: str = "") -> SuiteReport:
         """Return the report on ``suite``, given all ``records`` by case id."""
         own = {record["case"]: record for record in records_of(suite, records)}
         sections = [experiment.section(facts) for experiment, facts in findings(suite, own)]
-        return cls(title, sections, list(own.values()), command)
+        return cls(title, sections, list(own.values()), command, unfinished=list(_unfinished(suite, own)))
 
     @property
     def answers(self) -> list[Section]:
@@ -102,10 +104,11 @@ class SuiteReport:
 
     @property
     def warnings(self) -> Iterator[str]:
-        """A warning for each failed case, and for each difference between environments that is not the device.
+        """A warning for each unfinished experiment, each failed case, and each difference between environments.
 
-        Each section has one device, so nothing is mixed.
+        The device may differ: each section has one, so nothing is mixed.
         """
+        yield from self.unfinished
         for record in self.records:
             if error := error_of(record):
                 # Without the digest of the id.
@@ -117,6 +120,19 @@ class SuiteReport:
             if len(values) > 1 and name != "device":
                 shares = ", ".join(f"{value} ({count(number, 'record')})" for value, number in values.items())
                 yield f"The records mix environments, {name}: {shares}."
+
+
+def _unfinished(suite: Suite, records: Mapping[str, Record]) -> Iterator[str]:
+    """Yield a sentence on each experiment that was cut in its trials of learning rates."""
+    for device in devices_of(records):
+        for experiment in suite:
+            trials = list(experiment.trials(device))
+            done = sum(trial.id in records for trial in trials)
+            if done and (done < len(trials) or experiment.facts(records, device).is_empty()):
+                yield (
+                    f"{trials[0].topic}: {done} of {len(trials)} trials of learning rates have run; training follows "
+                    "when all have. The same command continues."
+                )
 
 
 def _environment(record: Record) -> dict[str, str]:

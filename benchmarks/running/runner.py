@@ -67,4 +67,4 @@ def count_finished(cases: Iterable[Case | None], finished: Collection[str]) -> i
 
 def _describe(running: Mapping[str, Case]) -> str:
     """Return the name of the first case that is not finished, which may wait for a worker."""
-    return next((f"{case.topic} {case.subject}" for case in running.values()), "")
+    return next(map(str, running.values()), "")

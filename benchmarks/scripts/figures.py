@@ -2,7 +2,8 @@
 
 python benchmarks/scripts/figures.py [--check]
 
-`figures.toml` says which record each one comes from. `--check` changes nothing and fails if something is out of date.
+`figures.toml` says which record each one comes from. A page with figures also has `<!-- records: page -->`, for the
+versions and commits that made its records. `--check` changes nothing and fails if something is out of date.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import csv
 import os
 import re
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache, partial
 from hashlib import sha256
@@ -38,8 +40,10 @@ else:
 
 ROOT = Path(__file__).parents[2]
 CHARTS = "docs/figures"
-_OPENING = re.compile(r"<!-- (?:figure|table|chart): ")
-_MARKED = re.compile(r"(<!-- (figure|table|chart): ([\w-]+) -->).*?(<!-- end -->)", re.DOTALL)
+_OPENING = re.compile(r"<!-- (?:figure|table|chart|records): ")
+_MARKED = re.compile(r"(<!-- (figure|table|chart|records): ([\w-]+) -->).*?(<!-- end -->)", re.DOTALL)
+_PAGE = "page"
+"""The name in the marker of all records of a page; other names are those of suites."""
 _HOW = ("show", "scale", "heading", "suite", "section", "like")
 """Keys of a declared figure that are not columns of the facts."""
 Declared = Mapping[str, Any]
@@ -148,11 +152,48 @@ class Figures:
         each = self.known({**declared["step"], "row": row})[0]["value"] if "step" in declared else 1.0
         return [(point["at"] * each, point["value"]) for point in self.known({**declared["where"], "row": row})]
 
+    def suites(self, kind: str, name: str) -> set[str]:
+        """Return the suites whose records a figure, table or chart shows."""
+        found, waiting = set[str](), [self.declared(kind, name)]
+        while waiting:
+            known = waiting.pop()
+            found |= {known["suite"]} if "suite" in known else set()
+            named = {*known.get("bars", {}).values(), *re.findall(r"\{([\w-]+)\}", str(known))}
+            waiting += [self.declared("figure", name) for name in named & self._declared.get("figure", {}).keys()]
+            waiting += [part for part in known.values() if isinstance(part, dict) and part is not known.get("bars")]
+        return found
+
+    def records(self, suite: str) -> str:
+        """Return the versions of gradfree that made a suite's records, each with their number and the commits."""
+        made = self._made(suite)
+        versions = dict.fromkeys(sorted(version for version, _ in made))
+        found = {version: {commit for known, commit in made if known == version} for version in versions}
+        counts = {version: sum(count for (known, _), count in made.items() if known == version) for version in versions}
+        return ", ".join(f"{version} ({_records_at(counts[version], found[version])})" for version in versions)
+
+    def _made(self, suite: str) -> Counter[tuple[str, str]]:
+        """Return how many records of a suite each version and commit made."""
+        folder = self._results / suite
+        if (clients := folder / "records.csv").exists():
+            return Counter((row["gradfree"], "") for row in _programs(clients))
+        if not (folder / "records.jsonl").exists():
+            raise FigureError(f"no records of a suite {suite!r} in {self._results}")
+        records = RecordFile(folder / "records.jsonl").read().values()
+        environments = [record["environment"] for record in records]
+        return Counter((made["gradfree"], (made["commit"] or "")[:7]) for made in environments)
+
     def alternative(self, name: str) -> str:
         """Return the alternative text of a chart."""
         declared = self.declared("chart", name)
         said = [f"{label}: {self.of('figure', figure)}" for label, figure in declared.get("bars", {}).items()]
         return ". ".join([self.filled(declared["title"]), *(["; ".join(said)] if said else [])])
+
+
+def _records_at(count: int, commits: set[str]) -> str:
+    """Return the number of records and the commit; of several commits their number."""
+    known = sorted(commit for commit in commits if commit)
+    at = f" at {known[0]}" if len(known) == 1 else f" at {len(known)} commits" if known else ""
+    return f"{count} record{'s' * (count != 1)}{at}"
 
 
 class Picture(NamedTuple):
@@ -239,9 +280,22 @@ def written(text: str, figures: Figures, page: str) -> str:
     if len(_OPENING.findall(text)) != len(_MARKED.findall(text)):
         raise FigureError(f"{page}: a marker has no name, or no <!-- end --> after it")
 
+    marked = [(kind, name) for _, kind, name, _ in _MARKED.findall(text)]
+    shown_here = [one for one in marked if one[0] != "records"]
+    if shown_here and ("records", _PAGE) not in marked:
+        raise FigureError(f"{page}: figures need the marker <!-- records: {_PAGE} --><!-- end --> on their page")
+
+    def records(name: str) -> str:
+        if name != _PAGE:
+            return figures.records(name)
+        suites = sorted({suite for kind, name in shown_here for suite in figures.suites(kind, name)})
+        return "; ".join(f"`{suite}` gradfree {figures.records(suite)}" for suite in suites)
+
     def replacement(found: re.Match[str]) -> str:
         opening, kind, name, end = found.groups()
         try:
+            if kind == "records":
+                return f"{opening}{records(name)}{end}"
             if kind != "chart":
                 return f"{opening}{figures.of(kind, name)}{end}"
             place = os.path.relpath(f"{CHARTS}/{name}.svg", Path(page).parent).replace(os.sep, "/")

@@ -22,9 +22,10 @@ _CODING = (
 )
 _ANYWHERE = (BACKPROP, FA, *_FEEDBACK, DFA, *_CODING, *iterated("fixed_point", 2))
 _PLAIN = (*_ANYWHERE, Row("forward_gradient", "forward_gradient", {}), PEPITA, FOTON)
-_SKIPPING = (*_ANYWHERE, *iterated("highway_bp", 0, 2))
+RULES = (*_ANYWHERE, *iterated("highway_bp", 0, 2))
+"""Rows for models with skip connections, autograd first."""
 
-_MLP = Task(
+MLP = Task(
     name="mnist_mlp",
     data=MNIST.data,
     model="orthogonal_mlp",
@@ -35,18 +36,18 @@ _MLP = Task(
     steps=600,
     chains=("layers",),
 )
-_LENET = replace(
-    _MLP,
+LENET = replace(
+    MLP,
     name="cifar10_lenet",
     data=Images("cifar10", column="img", train=20000, validation=2000),
     model="lenet",
     options={"in_channels": 3, "image_size": 32},
     steps=400,
 )
-_RESNET = replace(
-    _LENET, name="cifar10_resnet", model="preact_resnet", options={"depth": 14, "width": 8}, steps=200, chains=None
+RESNET = replace(
+    LENET, name="cifar10_resnet", model="preact_resnet", options={"depth": 14, "width": 8}, steps=200, chains=None
 )
-_GPT = replace(
+GPT = replace(
     TINYSHAKESPEARE,
     name="tinyshakespeare_gpt",
     model="gpt",
@@ -55,11 +56,14 @@ _GPT = replace(
     steps=300,
 )
 
-_ON_MNIST = Comparison(_MLP, _PLAIN, _RATES)
-_ON_CIFAR10 = Comparison(_LENET, _PLAIN, _RATES)
-_WITH_SKIPS = Comparison(_RESNET, _SKIPPING, _RATES[1:])
+TASKS = (MLP, LENET, RESNET, GPT)
+"""Tasks for the command line."""
 
-ALTERNATIVES: Suite = (_ON_MNIST, _ON_CIFAR10, _WITH_SKIPS, Comparison(_GPT, _SKIPPING, _RATES))
+_ON_MNIST = Comparison(MLP, _PLAIN, _RATES)
+_ON_CIFAR10 = Comparison(LENET, _PLAIN, _RATES)
+_WITH_SKIPS = Comparison(RESNET, RULES, _RATES[1:])
+
+ALTERNATIVES: Suite = (_ON_MNIST, _ON_CIFAR10, _WITH_SKIPS, Comparison(GPT, RULES, _RATES))
 
 _CHOSEN: Mapping[str, Mapping[str, float]] = {
     "mnist_mlp": {

@@ -16,6 +16,7 @@ from gradfree.benchmarks.suites.rows import BACKPROP, DSF, DSF_GATE, TRUNCATED, 
 from gradfree.benchmarks.tables.experiment import Suite
 from gradfree.benchmarks.tasks import catalogue
 from gradfree.benchmarks.tasks.task import Task
+from gradfree.benchmarks.timing.conditions import CONDITIONS, conditions
 from gradfree.benchmarks.timing.recurrent_layers import RecurrentLayer, layers
 from gradfree.benchmarks.timing.timed import Timings
 from gradfree.benchmarks.training.comparison import Comparison
@@ -88,6 +89,7 @@ SUITES: dict[str, Suite] = {
         Comparison(catalogue.TINYSHAKESPEARE, _RECURRENT, learning_rates=(5e-3, 1e-2, 2e-2)),
         Comparison(catalogue.WIKITEXT2, _RECURRENT, learning_rates=(5e-3, 1e-2, 2e-2, 4e-2)),
     ),
+    "conditions": (Timings(conditions, CONDITIONS, (SHOOTING,), threads=1),),
     "long-sequences": LONG_SEQUENCES,
     "evaluation": EVALUATION,
     "packed": PACKED,

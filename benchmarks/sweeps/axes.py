@@ -39,6 +39,8 @@ class Sweep:
         steps: steps of each training run.
         loss: for your own data: module:function, called with outputs and targets. By default, cross-entropy for
             integer targets and the squared error for others.
+        score: for your own data: module:function, called with outputs and targets; higher is better. By default, the
+            accuracy for integer targets, and the loss for others and with --loss.
         chains: module paths of the chains, separated by commas, if they are not found automatically; for blocks that
             are attributes of one module a list in the list: '[[block1, block2]]'.
         target: validation score; the time to reach it is reported, too.
@@ -54,6 +56,7 @@ class Sweep:
     learning_rates: Numbers = None
     steps: int | None = None
     loss: str | None = None
+    score: str | None = None
     chains: Paths = None
     target: float | None = None
 

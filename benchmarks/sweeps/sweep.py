@@ -7,14 +7,14 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields, is_dataclass, replace
 from itertools import product
-from math import inf
+from math import inf, isfinite
 from typing import Any, TypeVar
 
 from torch import nn
 
 from gradfree import list_engines
 from gradfree.benchmarks.records.case import Row
-from gradfree.benchmarks.suites import forward_only
+from gradfree.benchmarks.suites import alternatives, forward_only
 from gradfree.benchmarks.suites.index import SUITES
 from gradfree.benchmarks.suites.long_sequences import LONG_TASKS
 from gradfree.benchmarks.suites.rows import BACKPROP
@@ -31,8 +31,12 @@ from gradfree.cli import UsageError
 from gradfree.entries import MODELS, lookup
 from gradfree.wording import no_such
 
-TASKS: dict[str, Task] = {task.name: task for task in (*catalogue.TASKS, *forward_only.TASKS, *LONG_TASKS)}
-"""The tasks that a sweep can name."""
+TASKS: dict[str, Task] = {
+    **{task.name: task for task in (*catalogue.TASKS, *forward_only.TASKS, *LONG_TASKS, *alternatives.TASKS)},
+    "mnist_orthogonal": forward_only.MNIST,
+    "cifar10_orthogonal": forward_only.CIFAR10,
+}
+"""The tasks that a sweep can name, also with hyphens. Their own names are parts of records' ids and never change."""
 
 _DTYPES = ("float32", "float64", "bfloat16")
 _DEPTHS = ("depth", "layers")
@@ -72,6 +76,8 @@ def suite_of(sweep: Sweep, loader: str | None = None) -> Suite:
     """
     if sweep.steps is not None and sweep.steps <= 0:
         raise UsageError(f"--steps must be above 0, not {sweep.steps}.")
+    if sweep.target is not None and not isfinite(sweep.target):
+        raise UsageError(f"--target must be a number, a validation score, not {sweep.target}.")
     rates = tuple(sorted(_numbers("learning_rates", sweep.learning_rates, float)))
     # A single rate needs no trials.
     grid = rates if len(rates) > 1 else ()
@@ -109,15 +115,16 @@ def _tasks(sweep: Sweep, loader: str | None) -> Iterator[Task]:
 def _with_all_models(sweep: Sweep, loader: str | None) -> Iterator[Task]:
     """Yield each named task, or the user's models, each with each combination of its options, on the user's data."""
     models = with_options(sweep.model)
-    if not any((models, loader, sweep.loss, sweep.chains)):
+    if not any((models, loader, sweep.loss, sweep.score, sweep.chains)):
         yield from _named_tasks(sweep.tasks)
     elif sweep.tasks or not (models and loader):
         raise UsageError(
-            "A model of yours takes --model and --data, module:function each, maybe --loss and --chains; no --tasks."
+            "A model of yours takes --model and --data, module:function each, maybe --loss, --score and --chains; no "
+            "--tasks."
         )
     for name, given in models.items():
         for options in _combinations(given):
-            task = own_task(name, options, str(loader), sweep.loss, listed(sweep.chains) or None)
+            task = own_task(name, options, str(loader), sweep.loss, listed(sweep.chains) or None, sweep.score)
             yield replace(task, name=_label(name, options))
 
 
@@ -126,11 +133,12 @@ def _named_tasks(tasks: Names) -> Iterator[Task]:
     if not names:
         raise UsageError(f"no task is given: use --tasks {DIGITS.name}, for example. Tasks: {', '.join(TASKS)}.")
     for name, options in names.items():
-        if name not in TASKS:
+        task = TASKS.get(name.replace("-", "_"))
+        if task is None:
             raise UsageError(f"{no_such('task', name, TASKS)} Data of yours: --model, --data module:function.")
         if options:
             raise UsageError(f"the task {name!r} has no options.")
-        yield TASKS[name]
+        yield task
 
 
 def _label(name: str, options: Mapping[str, Any]) -> str:

@@ -74,3 +74,12 @@ def steadiness(spreads: Mapping[str, Estimate]) -> str:
     worst = sorted(far, key=lambda label: -spreads[label].relative)[:_NAMED]
     named = ", ".join(f"{label} ({100 * spreads[label].relative:.0f} %)" for label in worst)
     return f"{words}, except for {len(far)} of {len(spreads)} timings; the widest: {named}."
+
+
+def beyond(ratios: Mapping[str, Estimate], limit: float, baseline: str) -> str:
+    """Return a sentence that names the rows, by label, whose median time is beyond ``limit`` times ``baseline``'s."""
+    slow = sorted((label for label in ratios if ratios[label].value > limit), key=lambda label: -ratios[label].value)
+    if not slow:
+        return f"Nothing takes more than {limit:g}× {baseline}'s time."
+    named = "; ".join(f"{label} ({ratios[label].value:.2f}×)" for label in slow)
+    return f"More than {limit:g}× {baseline}'s time: {named}."

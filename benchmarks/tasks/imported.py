@@ -69,7 +69,7 @@ class Imported:
         """
         try:
             return self.load()(**options)
-        except Exception as error:
+        except (Exception, SystemExit) as error:  # A script's sys.exit would end the command without a word.
             raise UsageError(f"{self.name} fails: {type(error).__name__}: {error}") from error
 
     def build(self, **options: Any) -> nn.Module:
@@ -91,5 +91,5 @@ def _module(name: str) -> Any:
         raise UsageError(f"{name} names a file, not a module: write {stem}:{function} in the folder of {stem}.py.")
     try:
         return importlib.import_module(module)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise UsageError(f"{name}: the module {module} cannot be imported: {type(error).__name__}: {error}") from error

@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 from gradfree.benchmarks.data.bundled import Data, Split
 from gradfree.benchmarks.records.case import ADDED
 from gradfree.benchmarks.tasks.imported import Imported
-from gradfree.benchmarks.tasks.metrics import LossMetric, accuracy
+from gradfree.benchmarks.tasks.metrics import LossMetric, ScoreMetric, accuracy
 from gradfree.benchmarks.tasks.task import Score, Task, cross_entropy
 from gradfree.cli import UsageError
 from gradfree.devices.hardware import cpu_threads
@@ -32,7 +32,14 @@ _BATCH_SIZE = 32
 _LEARNING_RATE = 1e-3
 
 
-def own_task(model: str, options: Mapping[str, Any], data: str, loss: str | None, chains: Sequence[str] | None) -> Task:
+def own_task(
+    model: str,
+    options: Mapping[str, Any],
+    data: str,
+    loss: str | None,
+    chains: Sequence[str] | None,
+    score: str | None = None,
+) -> Task:
     """Return the task for the user's model and data.
 
     Args:
@@ -41,6 +48,8 @@ def own_task(model: str, options: Mapping[str, Any], data: str, loss: str | None
         data: ``module:function``, which returns the examples: see :class:`Loaded`.
         loss: ``module:function``; by default cross-entropy for integer targets, else the squared error.
         chains: module paths of the chains; found automatically if not given.
+        score: ``module:function`` of outputs and targets, of which higher is better; by default the accuracy for
+            integer targets and no loss of the user's, else the loss.
 
     Raises:
         UsageError: a function does not exist or returns the wrong type.
@@ -50,14 +59,18 @@ def own_task(model: str, options: Mapping[str, Any], data: str, loss: str | None
     function: Callable[[Tensor, Tensor], Tensor] = cross_entropy if classes else squared_error
     if loss is not None:
         function = Imported.find(loss)
-    by_classes = loss is None and classes
+    scored = Score("loss", "mean", LossMetric(function))
+    if score is not None:
+        scored = Score(score.rpartition(":")[2], "mean", ScoreMetric(Imported.find(score)))
+    elif loss is None and classes:
+        scored = Score("accuracy", "%", accuracy, 100.0)
     return Task(
         name=model,
         data=loaded,
         model=model,
         options=options,
         loss=function,
-        score=Score("accuracy", "%", accuracy, 100.0) if by_classes else Score("loss", "mean", LossMetric(function)),
+        score=scored,
         learning_rate=_LEARNING_RATE,
         batch_size=min(_BATCH_SIZE, len(loaded().train.inputs)),
         steps=_STEPS,

@@ -61,3 +61,16 @@ class LossMetric:
         from gradfree.benchmarks.tasks.own_metrics import MeanLoss
 
         return MeanLoss(self.loss)
+
+
+@dataclass(frozen=True)
+class ScoreMetric:
+    """Returns a metric that is the mean of a score over examples; higher is better."""
+
+    score: Callable[[Tensor, Tensor], Tensor | float]
+
+    def __call__(self) -> Metric:
+        """Return a new metric."""
+        from gradfree.benchmarks.tasks.own_metrics import MeanScore
+
+        return MeanScore(self.score)

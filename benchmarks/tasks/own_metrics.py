@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import torch
 from torch import Tensor
 from torchmetrics import MeanMetric
 
@@ -32,10 +33,16 @@ class MeanLoss(MeanMetric):
 
     higher_is_better = False  # type: ignore[assignment]
 
-    def __init__(self, loss: Callable[[Tensor, Tensor], Tensor]):
+    def __init__(self, loss: Callable[[Tensor, Tensor], Tensor | float]):
         super().__init__()
         self.loss = loss
 
     def update(self, preds: Tensor, target: Tensor) -> None:  # type: ignore[override]
         """Add outputs and targets."""
-        super().update(self.loss(preds, target).double(), len(target))
+        super().update(torch.as_tensor(self.loss(preds, target)).double(), len(target))
+
+
+class MeanScore(MeanLoss):
+    """Mean of a score over examples."""
+
+    higher_is_better = True  # type: ignore[assignment]

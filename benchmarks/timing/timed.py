@@ -23,7 +23,7 @@ from gradfree.benchmarks.tables import verdict
 from gradfree.benchmarks.tables.chart import Axis, Chart, points
 from gradfree.benchmarks.tables.column import Cell, Column, Figure, column
 from gradfree.benchmarks.tables.experiment import Experiment, records_of_case
-from gradfree.benchmarks.tables.facts import Fact, estimate_of, estimates, fact, select, table
+from gradfree.benchmarks.tables.facts import Estimate, Fact, estimate_of, estimates, fact, select, table
 from gradfree.benchmarks.tables.frames import pl
 from gradfree.benchmarks.tables.section import ENGINE, Section
 from gradfree.benchmarks.timing.allocations import peak_memory, process_peak
@@ -73,6 +73,7 @@ class Timed:
         costs: returns further results to record, given the case, the step and its turns.
         facts: yields further facts, given a row's record and the case's results with the baseline's name, ``baseline``.
         against: a figure and its axis; a chart of the time against it is drawn.
+        limit: the report names each row that takes more than this multiple of the baseline's time.
     """
 
     steps: Callable[[Timing], Mapping[str, Callable[[], Any]]]
@@ -94,6 +95,7 @@ class Timed:
     costs: Callable[[Timing, Any, Sequence[float]], dict[str, Any]] = lambda case, step, turns: {}
     facts: Callable[[Mapping[str, Any], Mapping[str, Any]], Iterator[Fact]] = lambda cost, results: iter(())
     against: tuple[Figure, Axis] | None = None
+    limit: float | None = None
 
     def __post_init__(self) -> None:
         # Pickled by reference, like the function that it decorates and whose name it has in the module.
@@ -300,11 +302,18 @@ class Timings(Experiment):
             columns=list(self._columns(facts, baseline)),
             legend=f"{self.timed.legend} Medians of {self.timed.rounds} interleaved rounds; ×: as a multiple of "
             f"{baseline}'s in the same round.{legend_of_process(facts)}".strip(),
-            remarks=[*([verdict.steadiness(spreads)] if spreads else []), *failed],
+            remarks=[*self._remarks(spreads, baseline), *failed],
             charts=list(self._charts(facts, baseline, "setting" if several else "row")),
         )
         verdicts = [self._verdict(row, ratios, baseline) for row in section.rows] if spreads else []
         return replace(section, verdicts=verdicts)
+
+    def _remarks(self, ratios: Mapping[str, Estimate], baseline: str) -> Iterator[str]:
+        """Yield sentences on the ratios of times: which are beyond the limit, and how steady they are."""
+        if ratios and self.timed.limit is not None:
+            yield verdict.beyond(ratios, self.timed.limit, baseline)
+        if ratios:
+            yield verdict.steadiness(ratios)
 
     def _title(self, facts: pl.DataFrame) -> str:
         threads = "" if self.threads is None else f", threads: {self.threads}"

@@ -32,6 +32,7 @@ from gradfree.benchmarks.training.outcomes import (
     sizes,
 )
 from gradfree.benchmarks.training.summary import Summary
+from gradfree.chains.handle import Handle
 from gradfree.cli import UsageError
 from gradfree.extras import require
 from gradfree.fidelity import loss_fidelity
@@ -62,6 +63,9 @@ class Training(Case):
         """The row's label."""
         return self.row.label
 
+    def __str__(self) -> str:
+        return f"{self.topic} {self.subject.replace(self.row.label, self.row.name, 1)}"
+
     def run(self) -> dict[str, Any]:
         """Train; return the loss and the gradient's fidelity at some steps, and the scores at the end."""
         task, engine = self.task, self.row.create_engine()
@@ -76,7 +80,7 @@ class Training(Case):
                 optimizer.zero_grad()
                 loss = task.loss(model(batch.inputs), batch.targets)
                 if step in _spread(_PROBES, task.steps):
-                    fidelity.append({"step": step, **self.probe(loss_fidelity(loss, model, handle))})
+                    fidelity.append({"step": step, **self.probe(loss_fidelity(loss, model, handle), handle)})
                 loss.backward()
                 optimizer.step()
                 schedule.step()
@@ -87,10 +91,21 @@ class Training(Case):
         scores = {name: task.score.of(model, getattr(data, name)) for name in self.scored}
         return {"losses": losses, "fidelity": fidelity, **scores, **about} | ({"curve": curve} if curve else {})
 
-    def probe(self, fidelity: Fidelity) -> dict[str, Any]:
-        """Return what to record of the gradient's fidelity at one step."""
+    def probe(self, fidelity: Fidelity, handle: Handle) -> dict[str, Any]:
+        """Return what to record of the gradient's fidelity at one step.
+
+        The head behind the chains has its exact gradient with every engine, so that the whole gradient's cosine says
+        little; "chain" is the cosine of the chains' own parameters.
+        """
         total = fidelity.total
-        return {"cosine": total.cosine, "relative_error": total.relative_error, **alignment(fidelity)}
+        # A gradient of zero has no direction.
+        own = (fidelity.chains.cosine if fidelity.chains.norm_ratio else 0.0) if handle.chains else total.cosine
+        return {
+            "cosine": total.cosine,
+            "relative_error": total.relative_error,
+            "chain": own,
+            **alignment(fidelity, handle.chains),
+        }
 
 
 @dataclass(frozen=True, kw_only=True)

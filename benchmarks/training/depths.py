@@ -20,6 +20,7 @@ from gradfree.benchmarks.tasks.task import Task
 from gradfree.benchmarks.training import outcomes
 from gradfree.benchmarks.training.comparison import Comparison, Training
 from gradfree.benchmarks.training.outcomes import COSINE, FAILED, score_metric
+from gradfree.chains.handle import Handle
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,10 +29,10 @@ class LayerwiseTraining(Training):
 
     kind: ClassVar[str] = "layerwise training"
 
-    def probe(self, fidelity: Fidelity) -> dict[str, Any]:
+    def probe(self, fidelity: Fidelity, handle: Handle) -> dict[str, Any]:
         """Return the fidelity of the whole gradient, and the cosine of each layer's gradient in order."""
         layers = [round(agreement.cosine, 4) for agreement in fidelity.layers.values()]
-        return {**super().probe(fidelity), "layers": layers}
+        return {**super().probe(fidelity, handle), "layers": layers}
 
 
 @dataclass(frozen=True)

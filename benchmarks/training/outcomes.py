@@ -21,6 +21,7 @@ from gradfree.benchmarks.tasks.task import Task
 from gradfree.benchmarks.timing.side_by_side import STEP, times
 
 FAILED, RATE, COSINE, FRONT = "failed runs", "learning rate", "cosine with the exact gradient", "on the Pareto front"
+CHAIN = "cosine of the chains' gradient with the exact one"
 LOSS = "training loss"
 _OWN = "engine's defaults"
 _SIZES = {"parameters": "parameters", **{split: f"{split} examples" for split in Data._fields}}
@@ -105,6 +106,8 @@ def run_facts(task: Task, row: Row, runs: Sequence[Record], learning_rate: float
                 yield run_fact(score_metric(task, split), task.score.unit, score_in(results, split), seed, **who)
             if probes := results["fidelity"]:
                 yield run_fact(COSINE, "1", fmean(map(_cosine, probes)), seed, **who)
+                if "chain" in probes[0]:
+                    yield run_fact(CHAIN, "1", fmean(probe["chain"] for probe in probes), seed, **who)
     recorded = [run["results"]["defaults"] for run in runs if "defaults" in run["results"]]
     if options := (recorded or [defaults(row.create_engine(), row.options)])[0]:
         yield fact(_OWN, "", note=f"{row.engine}({options})", **who)

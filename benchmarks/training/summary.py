@@ -17,7 +17,7 @@ from gradfree.benchmarks.tasks.task import Task
 from gradfree.benchmarks.timing.side_by_side import MEMORY, PROCESS, STEP, legend_of_process, times
 from gradfree.benchmarks.training import outcomes
 from gradfree.benchmarks.training.alignment import DELTA, LEGEND, RATIO, aligned_charts
-from gradfree.benchmarks.training.outcomes import COSINE, FAILED, FRONT, LOSS, RATE, score_metric
+from gradfree.benchmarks.training.outcomes import CHAIN, COSINE, FAILED, FRONT, LOSS, RATE, score_metric
 
 
 @dataclass(frozen=True)
@@ -94,14 +94,30 @@ class Summary:
         absolute = "" if isnan(step.value) else f" ({ms[0]} ms, quartiles {ms[1]} and {ms[2]})"
         legend = (
             f"±: 95 % confidence interval of the mean over seeds (Student's t, n = {self._seeds}). ×: one training "
-            f"step as a multiple of the first row's{absolute}; median and quartiles of interleaved rounds. Cosine: "
-            "between the engine's gradient and the exact one, mean over the training. In words: difference "
-            f"in test {self.task.score.name} to the first row, seed by seed."
+            f"step as a multiple of the first row's{absolute}; median and quartiles of interleaved rounds. "
+            f"{self._cosine_words} In words: difference in test {self.task.score.name} to the first row, seed by seed."
         )
         if self.grid:
             rates = ", ".join(f"{rate:g}" for rate in self.grid)
             legend += f" Rate: the learning rate of {rates} with the best validation score, with another seed."
         return legend + legend_of_process(self.facts) + (LEGEND if DELTA in self.facts["metric"] else "")
+
+    @property
+    def _knows_chains(self) -> bool:
+        """Whether the records have the cosine without the head, as old ones have not."""
+        return CHAIN in self.facts["metric"]
+
+    @property
+    def _cosine(self) -> tuple[str, str]:
+        """The heading and the metric of the cosine."""
+        return ("cosine of the chains", CHAIN) if self._knows_chains else ("cosine with the head", COSINE)
+
+    @property
+    def _cosine_words(self) -> str:
+        of = "Cosine: between the engine's gradient and the exact one, mean over the training"
+        if self._knows_chains:
+            return f"{of}; of the chains' own parameters, since the head's gradient is exact with every engine."
+        return f"{of}; of all parameters. The head's gradient is exact with every engine and may outweigh the chains'."
 
     @property
     def _columns(self) -> list[Column]:
@@ -113,7 +129,10 @@ class Summary:
             column("peak memory (MiB)", MEMORY, "{value:.1f}", unit="MiB"),
             column("peak memory (×)", MEMORY, unit=ratio),
             *([column("process peak (MiB)", PROCESS, "{value:.0f}")] if PROCESS in self.facts["metric"] else []),
-            column("cosine", COSINE, "{value:.3f}"),
+            column(
+                *(("cosine of the chains", CHAIN) if self._knows_chains else ("cosine with the head", COSINE)),
+                "{value:.3f}",
+            ),
         ]
         if DELTA in self.facts["metric"]:
             columns += [column("δ cosine", DELTA, "{value:.3f}"), column("δ norm ratio", RATIO, "{value:.3g}")]

@@ -3,8 +3,9 @@
 import ast
 import re
 import runpy
+import shlex
 import sys
-from dataclasses import fields
+from dataclasses import fields, replace
 from types import ModuleType
 
 import polars as pl
@@ -14,7 +15,10 @@ from places import ROOT
 from report_records import committed
 
 import gradfree
+from gradfree.benchmarks.records.records import attempt
 from gradfree.benchmarks.suites.index import SUITES
+from gradfree.benchmarks.sweeps.sweep import TASKS
+from gradfree.benchmarks.tasks import catalogue
 from gradfree.chains import kinds
 from gradfree.cli import main
 from gradfree.depth import ports
@@ -85,6 +89,56 @@ def test_each_example_of_a_page_runs(page, tmp_path, monkeypatch):
             run_alone(code, tmp_path, filed)
     finally:
         for name in ("example", *filed):
+            sys.modules.pop(name, None)
+
+
+def files_of(page):
+    """Return the names of the modules that a page shows as files."""
+    return {named[1] for code in examples(page) if (named := re.match(r"# (\w+)\.py\n", code))}
+
+
+def commands_on_files():
+    """Yield each page with a command of `gradfree bench` or `advise` on a file that it shows; `fit` has other tests."""
+    for page in PAGES:
+        named, text = "|".join(files_of(page)), page.read_text(encoding="utf-8")
+        for language, block in re.findall(r"^```(\w*)\n(.*?)^```", text, re.DOTALL | re.MULTILINE):
+            for line in block.replace("\\\n", " ").splitlines() if named and language != "python" else ():
+                if re.match(rf"gradfree (bench|advise) .*\b({named})\b", line):
+                    yield pytest.param(page, shlex.split(line, comments=True), id=f"{page.stem}: {line[:60]}")
+
+
+def in_this_process(cases):
+    return (attempt(case) for case in cases)
+
+
+@pytest.fixture
+def short(monkeypatch):
+    """Make training runs two steps long, in this process, and an advice take seconds."""
+    for name, task in TASKS.items():
+        monkeypatch.setitem(TASKS, name, replace(task, steps=2))
+    monkeypatch.setattr(catalogue, "DIGITS", replace(catalogue.DIGITS, steps=2))
+    monkeypatch.setattr("gradfree.benchmarks.tasks.loaded._STEPS", 2)
+    monkeypatch.setattr("gradfree.benchmarks.bench.session.executor", lambda *_: in_this_process)
+    monkeypatch.setattr("gradfree.benchmarks.advice.advising.compiled_cost", lambda *_: "not compiled")
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(("page", "words"), list(commands_on_files()))
+def test_each_command_on_a_file_of_a_page_runs(page, words, short, tmp_path, monkeypatch):
+    """As pasted: the files are those of the page, and nothing fails."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    torch.set_default_dtype(torch.float32)
+    for code in examples(page):
+        if named := re.match(r"# (\w+)\.py\n", code):
+            with (tmp_path / f"{named[1]}.py").open("a", encoding="utf-8") as file:
+                file.write(code)
+    _, *args = words
+    try:
+        main([*args, *(["--budget", "4s"] if args[0] == "advise" else [])])
+    finally:
+        for name in files_of(page):
             sys.modules.pop(name, None)
 
 

@@ -1,23 +1,38 @@
-"""Which rows a contest times: at least one, and none that is refused."""
+"""Which rows a contest times: at least one, none that is refused, and none for longer than it has."""
+
+from time import monotonic
 
 import pytest
 
-from gradfree.benchmarks.advice.contest import contest
+from gradfree.benchmarks.advice.contest import baseline, contest
 from gradfree.benchmarks.advice.job import Job
 from gradfree.benchmarks.records.case import Row
 from gradfree.benchmarks.suites.rows import iterated
 
 JOB = Job("user_module:build", "user_module:loader", None, None, "cpu")
+ENDLESS = Row("endless", "user_module:Endless", {})
+
+
+def standings(rows, seconds):
+    model = JOB.build()
+    return contest(JOB, model, baseline(JOB, model), rows, monotonic() + seconds)
 
 
 def test_one_engine_is_tried_even_without_time_left():
-    standings = contest(JOB, JOB.build(), iterated("highway_bp", 0, 1), 0.0)
-    assert [c.row.label for c in standings.contestants] == ["backprop", "highway_bp k=0"]
-    assert standings.untried == ["highway_bp k=1"]
+    found = standings(iterated("highway_bp", 0, 1), 0.0)
+    assert [c.row.label for c in found.contestants] == ["backprop", "highway_bp k=0"]
+    assert found.untried == ["highway_bp k=1"]
 
 
 @pytest.mark.filterwarnings("ignore")
 def test_an_engine_refused_on_the_first_batch_is_not_timed():
-    standings = contest(JOB, JOB.build(), (Row("foton", "foton", {}), *iterated("highway_bp", 0)), 1.0)
-    assert [c.row.label for c in standings.contestants] == ["backprop", "highway_bp k=0"]
-    assert "foton" in standings.failures
+    found = standings((Row("foton", "foton", {}), *iterated("highway_bp", 0)), 1.0)
+    assert [c.row.label for c in found.contestants] == ["backprop", "highway_bp k=0"]
+    assert "foton" in found.failures
+
+
+def test_a_step_that_does_not_end_is_stopped_and_the_answer_comes():
+    found = standings((*iterated("highway_bp", 0), ENDLESS), 1.0)
+    stopped = [c.row.label for c in found.contestants if c.first_ratio is not None]
+    assert "endless" in [*stopped, *found.untried]
+    assert next(c.row.label for c in found.contestants if c.cost) == "backprop"

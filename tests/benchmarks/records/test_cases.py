@@ -16,7 +16,13 @@ from gradfree.benchmarks.suites.index import SUITES
 from gradfree.benchmarks.tables.experiment import cases
 from gradfree.benchmarks.tasks.catalogue import DIGITS
 from gradfree.benchmarks.timing.allocations import peak_memory
-from gradfree.benchmarks.training.comparison import Comparison
+from gradfree.benchmarks.training.comparison import Comparison, Trial
+
+
+def test_progress_calls_the_baseline_autograd_and_ids_stay():
+    case, trial = training(PLAIN), Trial(task=TASK, row=PLAIN, device="cpu")
+    assert [str(case), str(trial)] == ["points autograd", f"points autograd at {TASK.learning_rate:g}"]
+    assert case.id.startswith("training/points/backprop/cpu/")
 
 
 def test_rows_differ_only_in_the_engine():

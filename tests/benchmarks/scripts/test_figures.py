@@ -1,9 +1,13 @@
 """Figures of README and docs are written from records, and a check finds outdated ones."""
 
 import re
+from collections import Counter
 
 import pytest
 from figures import FigureError, Figures, changes, declarations, written
+from places import RESULTS
+
+from gradfree.benchmarks.records.records import RecordFile
 
 DECLARED = declarations()
 LAYERS = {"suite": "long-sequences", "section": "recurrent layers, 256", "setting": "GRU (1, 16384, 64)"}
@@ -51,9 +55,30 @@ def test_ratios_are_shown_as_factors(row, more, shown):
         "<!-- figure: long-gru -->1",
         "<!-- figure: long-gru -->1 <!-- figure: long-gru -->1<!-- end -->",
         "<!-- table: long-gru -->1<!-- end -->",
+        "<!-- figure: long-gru -->1<!-- end -->",
+        "<!-- records: nothing -->1<!-- end -->",
     ],
 )
 def test_markers_that_do_not_name_one_fact_are_refused(text):
     figures = Figures({"figure": {"vague": {**LAYERS, **TIME}, "long-gru": DECLARED["figure"]["long-gru"]}})
     with pytest.raises(FigureError, match="page"):
         written(text, figures, "page")
+
+
+@pytest.mark.parametrize("marker", ["<!-- figure: long-gru -->", "<!-- table: found -->", "<!-- chart: bars -->"])
+def test_a_page_says_which_versions_made_its_records(marker):
+    figures = Figures(
+        {
+            "figure": {"long-gru": DECLARED["figure"]["long-gru"]},
+            "table": {"found": {"head": ["layer", "speed"], "cells": [["GRU", "{long-gru}"]]}},
+            "chart": {"bars": {"title": "{long-gru}", "baseline": "torch", "bars": {"GRU": "long-gru"}}},
+        }
+    )
+    text = written(f"{marker}<!-- end --> <!-- records: page --><!-- end -->", figures, "docs/page.md")
+    versions = Counter(
+        record["environment"]["gradfree"]
+        for record in RecordFile(RESULTS / "long-sequences" / "records.jsonl").read().values()
+    )
+    said = text.partition("<!-- records: page -->")[2]
+    assert said.startswith("`long-sequences` gradfree 0.1.0 (")
+    assert Counter({v: int(n) for v, n in re.findall(r"([\d.]+) \((\d+) records", said)}) == versions

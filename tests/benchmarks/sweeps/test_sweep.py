@@ -48,6 +48,11 @@ def test_every_combination_is_compared():
     assert task.steps == TASK.steps
 
 
+def test_names_of_tasks_may_have_hyphens():
+    (part,) = suite_of(Sweep(tasks="pydoc-gru", engines="autograd,highway_bp"))
+    assert (part.task.model, [row.name for row in part.rows]) == ("recurrent_lm", ["autograd", "highway_bp"])
+
+
 def test_engines_that_the_model_does_not_allow_are_skipped_with_a_message(capsys):
     (part,) = suite_of(Sweep(tasks="points", engines="all"))
     assert {row.engine for row in part.rows} == {

@@ -2,6 +2,7 @@
 
 import re
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
@@ -50,6 +51,18 @@ def test_the_loss_and_the_score_are_those_of_the_targets():
     assert chosen.score.of(model, data.train) == pytest.approx(expected)
 
 
+def test_a_score_of_the_users_is_taken_beside_a_loss_of_theirs():
+    (part,) = suite_of(Sweep(model=MODEL, engines="fa", loss="user_module:class_loss", score="user_module:right"), DATA)
+    task, model = part.task, part.task.create_model(0)
+    assert (task.score.name, task.score.goodness(2.0)) == ("right", 2.0)
+    inputs, targets = task.data().train
+    expected = (model(inputs).argmax(1) == targets).double().mean().item()
+    assert task.score.of(model, task.data().train) == pytest.approx(expected)
+    assert 0 <= training(PLAIN, task=replace(task, steps=2)).run()["validation"] <= 1
+    with pytest.raises(UsageError, match="no function of user_module is called 'none'"):
+        suite_of(Sweep(model=MODEL, engines="fa", score="user_module:none"), DATA)
+
+
 def test_options_and_axes_reach_the_builder():
     sweep = Sweep(model={MODEL: {"depth": [2, 3]}}, engines="highway_bp", batch_size=5)
     two, three = suite_of(sweep, DATA)
@@ -66,6 +79,7 @@ def test_options_and_axes_reach_the_builder():
     [
         ("user_module:biuld", DATA, "no function of user_module is called 'biuld'.*Did you mean 'build'"),
         ("user_module:broken", DATA, "user_module:broken fails: OSError: no such disk"),
+        ("user_module:leaving", DATA, "user_module:leaving fails: SystemExit: 0"),
         (MODEL, "user_module:bad_batches", "has a batch that is a dict, not two tensors"),
         (MODEL, "user_module:unequal", "inputs of shape .30, 4. and targets of shape .40,.: the first size must be"),
         ("user_module:build_tuple", DATA, "cannot be trained on these data: AttributeError: 'tuple' object"),

@@ -7,6 +7,7 @@ import pytest
 from tiny_suite import HIGHWAY, TASK, TUNED, fake, training
 
 from gradfree.benchmarks.records.records import failure
+from gradfree.benchmarks.reports.report import SuiteReport
 from gradfree.benchmarks.tasks.catalogue import PYDOC
 from gradfree.benchmarks.tasks.task import Score
 from gradfree.benchmarks.training.comparison import Trial
@@ -42,6 +43,15 @@ def test_a_diverged_trial_is_not_chosen(part):
     assert rates(part, tried(part, backprop=[nan, 1, nan], highway_bp=[1, nan, nan])) == [MIDDLE, LOW]
     worst = -inf if part is TUNED else inf
     assert rates(part, tried(part, backprop=[worst, 1, worst], highway_bp=[nan, nan, 1])) == [MIDDLE, HIGH]
+
+
+@pytest.mark.parametrize("done", [1, 6])
+def test_the_report_of_a_run_that_was_cut_in_its_trials_says_so(done):
+    report = SuiteReport.of("cut", (TUNED,), dict(list(TRIED.items())[:done]))
+    assert not report.sections
+    said = f"{TASK.name}: {done} of 6 trials of learning rates have run; training follows"
+    assert said in report.markdown()
+    assert not list(SuiteReport.of("none", (TUNED,), {}).warnings)
 
 
 def test_a_trial_is_a_training_run_without_a_test_score(monkeypatch):
