@@ -15,7 +15,7 @@ from gradfree.benchmarks.timing.recurrent_layers import PLAIN
 from gradfree.benchmarks.timing.side_by_side import PASSES
 from gradfree.benchmarks.timing.timed import Timing, timed
 
-_MODULES: dict[str, type[nn.RNNBase]] = {"GRU": nn.GRU, "LSTM": nn.LSTM, "RNN": nn.RNN}
+_MODULES: dict[str, Callable[..., nn.RNNBase]] = {"GRU": nn.GRU, "LSTM": nn.LSTM, "RNN": nn.RNN}
 _SLOWER = 1.05
 """An engine's pass that takes more than this multiple of torch's is named in the report."""
 

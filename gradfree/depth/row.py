@@ -159,7 +159,7 @@ class SequentialRow:
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out the plans and what is watched: a copy has other modules."""
-        left = {"_plans": {}, "_settings": None, "_modules": [], "_hooks": []}
+        left: dict[str, Any] = {"_plans": {}, "_settings": None, "_modules": [], "_hooks": []}
         return {**self.__dict__, **left}
 
     def forward(self, input: Tensor) -> Any:

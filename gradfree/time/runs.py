@@ -1,8 +1,8 @@
 """Packed sequences in runs of steps with the same batch size: each run is one padded batch without padding.
 
-Sorted by length, a packed batch only gets smaller where a sequence ends. So it is as many padded batches, one after
-another, as there are different lengths. On a CPU torch takes packed sequences step by step, with a backward pass whose
-cost grows with the square of the number of steps; it takes a padded batch in one kernel.
+Sorted by length, a packed batch only gets smaller where a sequence ends. It consists of as many padded batches, one
+after another, as there are different lengths. On a CPU torch takes packed sequences step by step, with a backward pass
+whose cost grows with the square of the number of steps; it takes a padded batch in one kernel.
 """
 
 from __future__ import annotations
