@@ -9,7 +9,14 @@ from gradfree.benchmarks.records.case import Row
 from gradfree.benchmarks.suites import forward_only
 from gradfree.benchmarks.suites.alternatives import ALTERNATIVES, ALTERNATIVES_SHORT
 from gradfree.benchmarks.suites.depth import DEPTH_MAP, DEPTH_TRAINING, GPU_DEPTH
-from gradfree.benchmarks.suites.long_sequences import EVALUATION, GPU_TIME, LONG_SEQUENCES, PYDOC_LONG, SHOOTING
+from gradfree.benchmarks.suites.long_sequences import (
+    EVALUATION,
+    GPU_TIME,
+    LONG_SEQUENCES,
+    PRECISION,
+    PYDOC_LONG,
+    SHOOTING,
+)
 from gradfree.benchmarks.suites.packed import PACKED
 from gradfree.benchmarks.suites.papers import DSF_WIKITEXT_SMALL, FOTON_DEPTH_SMALL, HIGHWAY_BP_TABLE6_SMALL
 from gradfree.benchmarks.suites.rows import BACKPROP, DSF, DSF_GATE, TRUNCATED, iterated
@@ -93,6 +100,7 @@ SUITES: dict[str, Suite] = {
     "long-sequences": LONG_SEQUENCES,
     "evaluation": EVALUATION,
     "packed": PACKED,
+    "precision": PRECISION,
     "gpu-time": GPU_TIME,
     "depth-map": DEPTH_MAP,
     "depth-training": DEPTH_TRAINING,

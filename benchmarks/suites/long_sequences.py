@@ -15,7 +15,7 @@ from gradfree.benchmarks.tables.experiment import Suite
 from gradfree.benchmarks.tasks.catalogue import ADDING, PARITY, PYDOC_GRU, TINYSHAKESPEARE
 from gradfree.benchmarks.tasks.metrics import digit_accuracy
 from gradfree.benchmarks.tasks.task import Score, Task, TextTask
-from gradfree.benchmarks.timing.recurrent_layers import RecurrentLayer, evaluated_layers, long_layers
+from gradfree.benchmarks.timing.recurrent_layers import RecurrentLayer, evaluated_layers, layer_precision, long_layers
 from gradfree.benchmarks.timing.timed import Timings
 from gradfree.benchmarks.training.comparison import Comparison
 from gradfree.benchmarks.training.courses import courses
@@ -152,6 +152,14 @@ EVALUATION: Suite = (
     Timings(evaluated_layers, _EVALUATED, (SHOOTING,), 1, "recurrent layers, evaluation, one thread"),
     Timings(evaluated_layers, _EVALUATED, (SHOOTING,), 2, "recurrent layers, evaluation, two threads"),
 )
+
+_PRECISION = tuple(
+    RecurrentLayer(cell, *size, dtype=dtype)
+    for dtype in ("bfloat16", "float16", "float32")
+    for cell in ("GRU", "RNN", "LSTM")
+    for size in ((8, 200, 128), (8, 1000, 128), (2, 4096, 64))
+)
+PRECISION: Suite = (Timings(layer_precision, _PRECISION, _EXACT[1:], 1),)
 
 _GPU_TARGETS = (
     RecurrentLayer("GRU", 32, 1024, 256),

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from gradfree import engine_figures
 from gradfree.benchmarks.records.case import ADDED, Row
+from gradfree.benchmarks.tables.column import column
 from gradfree.benchmarks.tables.facts import Fact, fact
 from gradfree.benchmarks.timing.side_by_side import PASSES
 from gradfree.benchmarks.timing.timed import Timing, timed
@@ -19,6 +20,7 @@ from gradfree.benchmarks.timing.timed import Timing, timed
 COMPILED, PLAIN, LOOP = "compiled loop", "plain", "loop over cells"
 SWEEPS, FORWARD_SWEEPS, SEQUENTIAL = "sweeps", "forward sweeps", "sequential"
 """Figures that engines report if they solve chains to a tolerance."""
+GRADIENT_ERROR = "gradient error"
 _CELLS: dict[str, type[nn.GRUCell] | type[nn.LSTMCell] | type[nn.RNNCell]] = {
     "GRU": nn.GRUCell,
     "LSTM": nn.LSTMCell,
@@ -93,6 +95,10 @@ class RecurrentLayer:
         return ", ".join([f"{self.cell} ({self.batch}, {self.steps}, {self.units})", *filter(None, others)])
 
 
+def _plain(layer: RecurrentLayer) -> nn.RNNBase:
+    return _MODULES[layer.cell](layer.units, layer.units, batch_first=layer.batch_first)
+
+
 class LayerPass:
     """A forward and backward pass of a layer: unchanged, as a loop over cells, or with an engine."""
 
@@ -109,7 +115,8 @@ class LayerPass:
         # Drawn in the default precision, so that all dtypes get the same numbers.
         self.x, self.cotangent = (torch.randn(*sizes, layer.units).to(case.device, dtype) for _ in range(2))
         self.x.requires_grad_()
-        plain = _MODULES[layer.cell](layer.units, layer.units, batch_first=layer.batch_first).to(case.device, dtype)
+        self.layer = layer
+        plain = _plain(layer).to(case.device, dtype)
         self.module: nn.Module = plain if loop is None else loop(plain)
         if row is not None:
             row.create_engine().attach(self.module, [""])
@@ -207,3 +214,47 @@ def evaluated_layers(case: Timing) -> Mapping[str, Callable[[], LayerPass]]:
     """Return, by label, functions that build the forward passes: plain, and with each engine."""
     passes = {PLAIN: partial(LayerEvaluation, case)}
     return passes | {row.label: partial(LayerEvaluation, case, row) for row in case.rows}
+
+
+class LayerPrecision(LayerPass):
+    """Both passes of a layer in its dtype, whose gradients are compared with those in float64."""
+
+    def error(self) -> float:
+        """Return ‖g − g*‖ / ‖g*‖ of the recurrent weights' gradient g; g* is torch's of the same numbers in float64."""
+        self.run().backward(self.cotangent)
+        found = self.module.weight_hh_l0.grad
+        assert isinstance(found, Tensor)
+        self.module.zero_grad()
+        exact = _plain(self.layer).double()
+        exact.load_state_dict(self.module.state_dict())
+        exact(self.x.detach().double())[0].backward(self.cotangent.double())
+        expected = exact.weight_hh_l0.grad
+        assert isinstance(expected, Tensor)
+        return float((found.double() - expected).norm() / expected.norm())
+
+
+def _errors(case: Timing, step: LayerPrecision, turns: Sequence[float]) -> dict[str, Any]:
+    return {GRADIENT_ERROR: step.error()}
+
+
+def _error_facts(cost: Mapping[str, Any], results: Mapping[str, Any]) -> Iterator[Fact]:
+    yield fact(GRADIENT_ERROR, "relative", cost[GRADIENT_ERROR])
+
+
+@timed(
+    kind="precision",
+    subject="layer",
+    metric=PASSES,
+    rounds=3,
+    runs=1,
+    title="recurrent layers, precision of gradients",
+    legend="Relative error of the gradient of the recurrent weights, beside float64. Sizes: sequences, steps, units.",
+    names={"layer": "setting"},
+    across="row",
+    columns=(column("error of the gradient", GRADIENT_ERROR, "{value:.1e}"),),
+    costs=_errors,
+    facts=_error_facts,
+)
+def layer_precision(case: Timing) -> Mapping[str, Callable[[], LayerPrecision]]:
+    """Return, by label, functions that build the passes: plain, and with each engine."""
+    return {PLAIN: partial(LayerPrecision, case)} | {row.label: partial(LayerPrecision, case, row) for row in case.rows}
