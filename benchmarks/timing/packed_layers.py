@@ -100,7 +100,7 @@ class PackedPass:
 
 _OPTIONS: dict[str, Any] = {
     "subject": "layer",
-    "rounds": 5,
+    "rounds": 3,
     "runs": 1,
     "names": {"layer": "setting"},
     "across": "row",
@@ -111,9 +111,8 @@ _SIZES = "Sizes: sequences, steps of the longest, units."
 @timed(
     kind="packed layer",
     metric=PASSES,
-    with_memory=True,
     title="packed sequences, training",
-    legend=f"Both passes as a multiple of torch's on packed sequences; in brackets, peak memory. {_SIZES}",
+    legend=f"Both passes as a multiple of torch's on packed sequences. {_SIZES}",
     **_OPTIONS,
 )
 def packed_layers(case: Timing) -> Mapping[str, Callable[[], PackedPass]]:
