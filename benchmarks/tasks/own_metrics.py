@@ -45,4 +45,4 @@ class MeanLoss(MeanMetric):
 class MeanScore(MeanLoss):
     """Mean of a score over examples."""
 
-    higher_is_better = True  # type: ignore[assignment]
+    higher_is_better = True

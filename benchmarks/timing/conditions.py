@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, fields
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +16,7 @@ from gradfree.benchmarks.timing.recurrent_layers import PLAIN
 from gradfree.benchmarks.timing.side_by_side import PASSES
 from gradfree.benchmarks.timing.timed import Timing, timed
 
-_MODULES: dict[str, type[nn.RNNBase]] = {"GRU": nn.GRU, "LSTM": nn.LSTM, "RNN": nn.RNN}
+_MODULES: dict[str, Callable[..., nn.RNNBase]] = {"GRU": nn.GRU, "LSTM": nn.LSTM, "RNN": nn.RNN}
 _SLOWER = 1.05
 """An engine's pass that takes more than this multiple of torch's is named in the report."""
 
@@ -87,7 +88,7 @@ class ConditionPass:
 
     def _layer(self) -> nn.RNNBase:
         c = self.condition
-        options = {"num_layers": c.layers, "bidirectional": c.directions == 2, "batch_first": c.batch_first}
+        options: dict[str, Any] = {"num_layers": c.layers, "bidirectional": c.directions == 2, "batch_first": c.batch_first}
         options |= {"proj_size": c.projection} if c.projection else {}
         layer = _MODULES[c.cell](128, 128, **options).to(self.device, getattr(torch, c.dtype))
         if c.norm:
