@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain, cycle
+from textwrap import wrap
 from typing import Any
 
 import altair as alt
@@ -18,6 +19,8 @@ COLORS = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#aa
 SHAPES = ["circle", "square", "diamond", "triangle-up", "cross", "triangle-down", "triangle-left", "triangle-right"]
 _GREY = "#888888"
 _HEIGHT = 280
+_LINE = 50
+"""Characters in a line of a chart's title."""
 _MANY = 20
 """Lines with more points than this have small markers."""
 _THEME: dict[str, Any] = {
@@ -44,7 +47,8 @@ def spec(chart: Chart, styles: Styles) -> dict[str, Any]:
     shown = alt.selection_point(name="shown", fields=["label"], bind="legend")
     subtitle = [f"dotted: {what}" for what in chart.rules]
     subtitle += [f"ringed: {chart.ringed}"] if chart.ringed else []
-    title = alt.TitleParams(chart.title, subtitle="; ".join(subtitle))
+    # Vega does not wrap a title, which a narrow page would cut.
+    title = alt.TitleParams(wrap(chart.title, _LINE), subtitle="; ".join(subtitle))
     layers = list(_layers(chart, styles, shown))
     height = alt.Step(22) if chart.y.kind == "names" else _HEIGHT
     drawn = alt.LayerChart(layer=layers, title=title, width="container", height=height)

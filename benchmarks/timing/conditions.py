@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, fields
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -87,7 +88,7 @@ class ConditionPass:
 
     def _layer(self) -> nn.RNNBase:
         c = self.condition
-        options = {"num_layers": c.layers, "bidirectional": c.directions == 2, "batch_first": c.batch_first}
+        options: dict[str, Any] = {"num_layers": c.layers, "bidirectional": c.directions == 2, "batch_first": c.batch_first}
         options |= {"proj_size": c.projection} if c.projection else {}
         layer = _MODULES[c.cell](128, 128, **options).to(self.device, getattr(torch, c.dtype))
         if c.norm:

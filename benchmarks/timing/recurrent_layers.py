@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, ClassVar
 
@@ -27,6 +27,8 @@ _CELLS: dict[str, type[nn.GRUCell] | type[nn.LSTMCell] | type[nn.RNNCell]] = {
     "RNN_TANH": nn.RNNCell,
 }
 _MODULES: dict[str, Callable[..., nn.RNNBase]] = {"GRU": nn.GRU, "LSTM": nn.LSTM, "RNN": nn.RNN}
+_FORMER_DEFAULTS: dict[str, dict[str, Any]] = {"dsf": {"feedback": "linspace"}}
+"""Options of rows whose records, by label, name none: the engine's default has changed since."""
 _LEGEND = "Forward and backward pass as a multiple of the plain module's; in brackets, peak memory. Sizes: sequences, "
 _LEGEND += "steps, units."
 
@@ -151,12 +153,14 @@ class LayerEvaluation(LayerPass):
     legend=_LEGEND,
     names={"layer": "setting"},
     across="row",
+    display_names={"dsf": "dsf linspace"},
     fits=lambda row, layer: layer.cell != "RNN" or row.engine != "highway_bp",
 )
 def layers(case: Timing) -> Mapping[str, Callable[[], LayerPass]]:
     """Return, by label, functions that build the passes: plain, as a loop over cells, and with each engine."""
     passes = {PLAIN: partial(LayerPass, case), LOOP: partial(LayerPass, case, loop=CellLoop)}
-    passes |= {row.label: partial(LayerPass, case, row) for row in case.rows}
+    rows = [replace(row, options={**_FORMER_DEFAULTS.get(row.label, {}), **row.options}) for row in case.rows]
+    passes |= {row.label: partial(LayerPass, case, row) for row in rows}
     return passes
 
 

@@ -67,7 +67,7 @@ class Timed:
         names: the table's columns that name a row: heading to column of the facts.
         columns: the table's other columns; by default times, and their multiples of the baseline's (:data:`RATIO`).
         across: column of the facts, "row" or "setting"; the table's columns are repeated for each of its values.
-        display_names: names in reports for recorded labels that are no engine's.
+        display_names: names in reports for recorded labels, where they differ.
         place: returns the facts' columns that identify a subject.
         fits: returns whether a row can run on a subject.
         costs: returns further results to record, given the case, the step and its turns.
@@ -282,7 +282,7 @@ class Timings(Experiment):
         """Return the facts' columns that identify the step recorded as ``label``."""
         name = self.timed.display_names.get(label, label)
         row = {row.label: row for row in self.rows}.get(label)
-        return row.fact_columns if row else {"row": name, "series": name, "k": None}
+        return row.fact_columns if row and name == label else {"row": name, "series": name, "k": None}
 
     def section(self, facts: pl.DataFrame) -> Section:
         """Return the section with the table, a verdict on each of its rows, and the chart of times."""
@@ -358,7 +358,7 @@ class Timings(Experiment):
             return (
                 "; ".join(f"{at}: {words}" if len(speeds) > 1 else words for at, words in speeds.items()) or "not timed"
             )
-        engines, others = {row.name for row in self.rows}, estimates(ratios, **names)
+        engines, others = {self._named(row.label)["row"] for row in self.rows}, estimates(ratios, **names)
         own = {label: others[label] for label in others if label != baseline and (label in engines or not engines)}
         if not own:
             return "failed"

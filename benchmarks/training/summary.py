@@ -93,8 +93,8 @@ class Summary:
         ms = [f"{1e3 * seconds:.1f}" for seconds in (step.value, step.low, step.high)]
         absolute = "" if isnan(step.value) else f" ({ms[0]} ms, quartiles {ms[1]} and {ms[2]})"
         legend = (
-            f"±: 95 % confidence interval of the mean over seeds (Student's t, n = {self._seeds}). ×: one training "
-            f"step as a multiple of the first row's{absolute}; median and quartiles of interleaved rounds. "
+            f"±: 95 % confidence interval of the mean over seeds (Student's t, n = {self._seeds}). ×: a training step "
+            f"on one batch, as a multiple of the first row's{absolute}; median and quartiles of interleaved rounds. "
             f"{self._cosine_words} In words: difference in test {self.task.score.name} to the first row, seed by seed."
         )
         if self.grid:
@@ -151,8 +151,15 @@ class Summary:
 
     @property
     def _front_remark(self) -> list[str]:
-        words = f"Pareto front of step time and test {self.task.score.name}, by differences seed by seed, fastest first"
-        return [f"{words}: {', '.join(self._front)}."] if self._front else []
+        words = (
+            f"Pareto front of step time and test {self.task.score.name}, fastest first, with differences seed by seed"
+        )
+        scores = {label: self._difference(label).value for label in self._front}
+        named = [
+            label if label == self._baseline or isnan(score) else f"{label} ({verdict.signed(score)})"
+            for label, score in scores.items()
+        ]
+        return [f"{words}: {', '.join(named)}."] if named else []
 
     @property
     def _answer(self) -> str:

@@ -127,7 +127,7 @@ class TimeToTarget(Experiment):
             f"{task.name}, {ours['device'][0]}: {task.score.name} against time",
             found.drop_nulls("x"),
             Axis("time (s)"),
-            score_axis("validation", task.score),
+            score_axis("validation", task.score, "linear" if task.score.higher_is_better else "log"),
             lines=True,
             rules={f"the target, {self.target:g} {task.score.unit}": self.target},
         )
@@ -144,4 +144,5 @@ class TimeToTarget(Experiment):
             return f"{words}."
         if baseline in found:
             words += f", {found[baseline].value / found[best].value:.1f}× sooner than {baseline}"
-        return f"{words}: {Summary(task, self.comparison.learning_rates, facts).verdict(best)}."
+        step = f"a step {'in training' if self.course else 'on one batch'} is"
+        return f"{words}: {step} {Summary(task, self.comparison.learning_rates, facts).verdict(best)}."
