@@ -14,6 +14,7 @@ from gradfree.devices.costs import own_kernel_is_faster
 from gradfree.engines.discovery import Chains, validate
 from gradfree.engines.engine import Engine
 from gradfree.engines.rank_segment import Neighbors, rank_gradients
+from gradfree.loops.recurrence import Loop, Runner
 from gradfree.time.forward import LayerCall
 
 
@@ -37,6 +38,11 @@ class Backprop(Engine):
     def exact_ones(cls) -> Sequence[Engine]:
         """Return the engine that batches recurrent layers over time, and the one that leaves everything to autograd."""
         return (cls(), cls(plain=True))
+
+    @property
+    def loops(self) -> Runner:
+        """The plain loop."""
+        return run_plain
 
     def leave_to_torch(self, call: LayerCall) -> Sequence[Callable[[], None]] | None:
         """Leave no call to torch, but warn if torch's own kernel is faster."""
@@ -71,3 +77,8 @@ class Backprop(Engine):
         depth = ", ".join(map(path_name, validate(model, chains, left).chains))
         why = f"plain=False takes {depth}, too" if depth else "the model has no recurrent layer"
         return replace(report, notes=[f"nothing is attached, autograd computes all gradients: {why}."])
+
+
+def run_plain(loop: Loop, *_: Any) -> tuple[Any, Any]:
+    """Run a loop as it is."""
+    return loop.run()

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any, Literal
 
+import torch
 from torch import Tensor
 
 from gradfree.chains.chain import Chain, ChainGradients, Solver
@@ -102,6 +103,13 @@ class Attachment:
         exact = self.engine.exact_gradients(chain, direct)
         self.differences.append(products(gradients.parameters, exact.parameters))
         return exact
+
+
+def offer_figure(path: str, name: str, figure: Callable[[], Tensor]) -> None:
+    """Report a figure about the loop ``path``, which is no chain, as :meth:`Chain.offer` does about a chain."""
+    for figures in tuple(_listeners):
+        with torch.no_grad():
+            figures.setdefault(path, {})[name] = figure()
 
 
 @contextmanager

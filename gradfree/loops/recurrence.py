@@ -1,0 +1,92 @@
+"""A step function with its initial carry and its inputs, and the plain loop over it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_unflatten
+
+Step = Callable[[Any, Any], tuple[Any, Any]]
+"""Maps a carry and the inputs of one step to the next carry and the outputs of the step."""
+
+Leaves = list[Any]
+"""The leaves of a pytree: tensors, and ``None`` where the tree has it."""
+
+
+@dataclass(frozen=True)
+class Loop:
+    """c_t, y_t = step(c_{t-1}, x_t), t = 1..T, before it runs.
+
+    Attributes:
+        step: the function.
+        init: the initial carry, a pytree.
+        xs: the leaves of the inputs, (T, ...) each, or ``None``.
+        spec: the structure of the inputs of a step.
+        name: of the step, for messages.
+    """
+
+    step: Step
+    init: Any
+    xs: Leaves
+    spec: TreeSpec
+    name: str
+
+    @property
+    def length(self) -> int:
+        """T."""
+        return next(len(x) for x in self.xs if x is not None)
+
+    def inputs(self) -> list[Any]:
+        """Return the inputs of each step."""
+        steps = [[None] * self.length if x is None else x.unbind() for x in self.xs]
+        return list(map(builder(self.spec), zip(*steps, strict=True)))
+
+    def run(self, inputs: Iterable[Any] | None = None, carry: Any = None, outputs: Sequence[Any] = ()) -> Any:
+        """Run the loop; return the final carry, and the outputs of all steps, stacked.
+
+        Args:
+            inputs: those of the steps that are left to run; ``None``: all, from the initial carry.
+            carry: the carry before these steps.
+            outputs: those of the earlier steps.
+        """
+        inputs, carry = (self.inputs(), self.init) if inputs is None else (inputs, carry)
+        step, ys = self.step, list(outputs)
+        for x in inputs:
+            carry, y = step(carry, x)
+            ys.append(y)
+        return carry, stacked(ys, self.name)
+
+
+Runner = Callable[[Loop, Any, bool], tuple[Any, Any]]
+"""Runs a loop; the other arguments are a :class:`~gradfree.scans.knowledge.Knowledge` and whether buffers are scratch."""
+
+
+def builder(spec: TreeSpec) -> Callable[[Sequence[Any]], Any]:
+    """Return a function that puts leaves into the structure ``spec``."""
+    return (lambda leaves: leaves[0]) if spec.is_leaf() else lambda leaves: tree_unflatten(leaves, spec)
+
+
+def stacked(ys: Sequence[Any], name: str) -> Any:
+    """Stack the outputs of all steps, leaf by leaf.
+
+    Raises:
+        TypeError: a leaf is neither a tensor nor ``None``, or the steps return different structures.
+    """
+    if all(isinstance(y, Tensor) for y in ys):
+        return torch.stack(list(ys))
+    first, spec = tree_flatten(ys[0])
+    for leaf in first:
+        if leaf is not None and not isinstance(leaf, Tensor):
+            raise TypeError(
+                f"{name} returns {type(leaf).__name__} in y, which cannot be stacked over the steps. y must be a "
+                "tensor, or a tuple, list or dict of tensors and None."
+            )
+    leaves = [tree_leaves(y) for y in ys]
+    if any(len(of_step) != len(first) for of_step in leaves):
+        raise TypeError(f"{name} returns a y of another structure at some steps. Return the same at every step.")
+    parts = [None if part[0] is None else torch.stack(part) for part in zip(*leaves, strict=True)]
+    return builder(spec)(parts)

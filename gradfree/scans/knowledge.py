@@ -1,0 +1,166 @@
+"""What calls of one step function have learnt: which number of segments is the fastest, and what cannot be cut."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
+
+from gradfree.devices.costs import best_count
+from gradfree.devices.hardware import mark, seconds
+from gradfree.segments.rule import ChainPass, SegmentRule
+from gradfree.torchside.hooks import when_backward
+from gradfree.torchside.private import saves_elsewhere
+
+_TURN = 3
+"""How many calls a number of segments is timed for."""
+_FIRST_WAIT, _LONGEST_WAIT = 256, 8192
+"""After how many calls the fastest numbers are timed again, at first and at most."""
+_GAIN = 0.97
+"""A cut that takes more of the plain loop's time than this is not taken."""
+
+
+@dataclass
+class Knowledge:
+    """What calls of one step function have learnt; it changes how they run, never their results.
+
+    Attributes:
+        memory: tensors of the passes, see :class:`~gradfree.convergence.passes.Pass`.
+    """
+
+    memory: dict[str, Tensor] = field(default_factory=dict)
+    _contests: dict[Hashable, Contest] = field(default_factory=dict)
+    _warned: set[str] = field(default_factory=set)
+
+    def warn(self, message: str) -> None:
+        """Issue a warning, once."""
+        if message not in self._warned:
+            self._warned.add(message)
+            warnings.warn(message, stacklevel=2)
+
+    def stopwatch(self, rule: SegmentRule, this: ChainPass) -> Stopwatch:
+        """Return how this call runs, and what times it; ``this`` is its forward pass."""
+        like = this.like
+        if isinstance(rule.segments, int):
+            return Stopwatch(rule, rule.segments, None, like.device)
+        most = this.length // max(8, this.burn)
+        if this.is_paused or most < 4:
+            return Stopwatch(rule, 1, None, like.device)
+        key = (this.length, like.shape, like.dtype, like.device, torch.is_grad_enabled())
+        if key not in self._contests:
+            self._contests[key] = Contest(min(most, best_count(this.length, len(like), this.free, this.burn)))
+        contest = self._contests[key]
+        # Not in a checkpoint, whose second run must be as the first one.
+        count, is_timed = (contest.fastest, False) if saves_elsewhere() else contest.next(most)
+        return Stopwatch(replace(rule, segments=count), count, contest if is_timed else None, like.device)
+
+
+class Contest:
+    """Finds the fastest number of segments from the times of calls; 1 is the plain loop.
+
+    Climbs from a first estimate by factors of two. The fastest is timed against the plain loop again from time to time.
+
+    Attributes:
+        fastest: the fastest number so far.
+
+    Args:
+        first: the first estimate.
+    """
+
+    def __init__(self, first: int):
+        self.fastest = self._first = first
+        self._queue, self._calls = [first, 1], 0
+        self._wait = self._left = _FIRST_WAIT
+        self._marks: dict[tuple[int, str], list[tuple[Any, Any]]] = {}
+
+    def next(self, most: int) -> tuple[int, bool]:
+        """Return the number for the next call, up to ``most``, and whether the call is timed."""
+        if self._queue and self._calls >= _TURN:
+            self._queue.pop(0)
+            self._calls = 0
+            self._queue = self._queue or self._after_turns(most)
+        if self._queue:
+            self._calls += 1
+            return self._queue[0], True
+        self._left -= 1
+        if self._left <= 0:
+            self._wait = self._left = min(2 * self._wait, _LONGEST_WAIT)
+            self._queue = [self.fastest if self.fastest > 1 else self._first, 1]
+            for key in [key for key in self._marks if key[0] in self._queue]:
+                del self._marks[key]
+        return self.fastest, False
+
+    def note(self, count: int, what: str, start: Any, end: Any) -> None:
+        """Note the start and the end of a pass, "forward" or "backward"."""
+        self._marks.setdefault((count, what), []).append((start, end))
+
+    def _after_turns(self, most: int) -> list[int]:
+        """Choose the fastest number; return those to time next."""
+        counts = sorted({count for count, _ in self._marks})
+        times = dict(zip(counts, self._times(counts), strict=True))
+        cuts = [count for count in counts if count > 1]
+        best = min(cuts, key=times.__getitem__, default=1)
+        self.fastest = best if times.get(best, 0.0) <= _GAIN * times.get(1, 0.0) else 1
+        near = [best // 4] if self.fastest == 1 and len(cuts) == 1 else []
+        near = [best // 2, best * 2] if self.fastest > 1 else near
+        return [count for count in near if 2 <= count <= most and count not in counts][:1]
+
+    def _times(self, counts: Sequence[int]) -> list[float]:
+        """Return the seconds of each number: of both passes, if both were timed for all of them."""
+        both = all((count, "backward") in self._marks for count in counts)
+        passes = ("forward", "backward") if both else ("forward",)
+        return [sum(min(seconds(*pair) for pair in self._marks[count, what]) for what in passes) for count in counts]
+
+
+@dataclass
+class Stopwatch:
+    """How one call runs, and its times.
+
+    Attributes:
+        rule: the rule with the number of segments.
+        count: the number of segments, 1 if the call is not cut.
+        contest: takes the times; ``None`` if the call is not timed.
+        device: the call's device.
+    """
+
+    rule: SegmentRule
+    count: int
+    contest: Contest | None
+    device: torch.device
+
+    def __post_init__(self) -> None:
+        self._start = self._mark()
+
+    def _mark(self) -> Any:
+        return None if self.contest is None else mark(self.device)
+
+    def forward_ended(self) -> None:
+        """Note the forward pass."""
+        self._end("forward")
+
+    def backward_started(self) -> None:
+        """Start timing the backward pass."""
+        self._start = self._mark()
+
+    def backward_ended(self) -> None:
+        """Note the backward pass."""
+        self._end("backward")
+
+    def time_backward(self, outputs: Any, first: Any) -> None:
+        """Time the backward pass of the plain loop, from its ``outputs`` to the carry after the ``first`` step."""
+        ends, starts = (
+            [t for t in tree_leaves(tree) if isinstance(t, Tensor) and t.grad_fn is not None]
+            for tree in (outputs, first)
+        )
+        if ends and starts:
+            when_backward(ends, [self.backward_started])
+            when_backward(starts, [self.backward_ended])
+
+    def _end(self, what: str) -> None:
+        if self.contest is not None:
+            self.contest.note(self.count, what, self._start, self._mark())

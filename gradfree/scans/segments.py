@@ -1,0 +1,304 @@
+"""A step function in segments: a dimension of ``torch.func.vmap``, so that a step sees the shapes that a loop has."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves
+
+from gradfree.convergence.outcome import largest
+from gradfree.loops.recurrence import Leaves, Loop, builder
+from gradfree.scans.first_step import FirstStep, Replacing
+from gradfree.scans.layout import Cut
+from gradfree.segments.multiple_shooting import SweepResult
+from gradfree.torchside.hooks import without_hooks
+
+
+@dataclass
+class Ran:
+    """One run of all segments.
+
+    Attributes:
+        starts: the borders that it began from, (C, ...) each.
+        leaving: the carries at the ends of all segments, (C, ...) each.
+        inner: the carries before the last step of the last segment, or of all, as far as they are known.
+        pieces: for each leaf of y its pieces, see :class:`~gradfree.scans.layout.Cut`.
+        x: the inputs, (C, S, ...) each.
+        others: tensors in place of those from outside that are no leaves.
+    """
+
+    starts: list[Tensor]
+    leaving: list[Tensor]
+    inner: list[Tensor]
+    pieces: list[list[Tensor]]
+    x: list[Tensor] = field(default_factory=list)
+    others: list[Tensor] = field(default_factory=list)
+
+    def free(self) -> None:
+        """Drop all tensors, and with them the graph."""
+        for tensors in (self.starts, self.leaving, self.inner, self.pieces, self.x, self.others):
+            tensors.clear()  # type: ignore[attr-defined]
+
+
+class Segments:
+    """A loop, cut into segments.
+
+    Args:
+        loop: the loop.
+        first: its first step.
+        cut: how to cut it.
+        burn: the number of burn-in steps, up to S.
+    """
+
+    def __init__(self, loop: Loop, first: FirstStep, cut: Cut, burn: int):
+        self.loop, self.first, self.cut, self.burn = loop, first, cut, burn
+        carry, self.carry_spec = tree_flatten(loop.init)
+        self.carry_at = [n for n, t in enumerate(carry) if t is not None]
+        self.x_at = [n for n, t in enumerate(loop.xs) if t is not None]
+        y, self.y_spec = tree_flatten(first.y)
+        self.y_at = [n for n, t in enumerate(y) if t is not None]
+        self.init = [carry[n].detach() for n in self.carry_at]
+        self.dtypes = [t.dtype for t in self.init]
+        self.x = [cut.split(loop.xs[n].detach()) for n in self.x_at]
+        self.ran: Ran | None = None
+
+    def guess(self) -> list[Tensor]:
+        """Return the first guess of all borders: a burn-in from zero through each segment's last steps."""
+        count = self.cut.count - 1
+        found = [t.new_zeros(count, *t.shape) for t in self.init]
+        if self.burn:
+            with torch.no_grad():
+                x = [t[:count, self.cut.steps - self.burn :] for t in self.x]
+                found, _, _ = self._run(found, x, [], {})
+            if torch.is_autocast_enabled(self.init[0].device.type):
+                # It may have kept casts of weights without a graph.
+                torch.clear_autocast_cache()
+        return [numbers(torch.cat([a[None], b])) for a, b in zip(self.init, found, strict=True)]
+
+    def run(self, entering: Sequence[Tensor]) -> SweepResult:
+        """Run all segments from their borders, with a graph where gradients are enabled."""
+        if self.ran is not None:
+            self.ran.free()
+        starts = [values(b, dtype).detach() for b, dtype in zip(entering, self.dtypes, strict=True)]
+        x, others = self.x, {}
+        if torch.is_grad_enabled():
+            starts = [_leaf(b, True) for b in starts]
+            x = [_leaf(t, self.loop.xs[n].requires_grad) for t, n in zip(x, self.x_at, strict=True)]
+            others = {id(t): _leaf(t, True) for t in self.first.inner}
+        self.ran = ran = self._run_all(starts, x, others)
+        ran.x, ran.others = x, list(others.values())
+        leaving = [numbers(t.detach()) for t in ran.leaving]
+        return SweepResult(ran, leaving, [_size(t, dtype) for t, dtype in zip(leaving, self.dtypes, strict=True)])
+
+    def _run_all(self, starts: list[Tensor], x: list[Tensor], others: dict[int, Tensor]) -> Ran:
+        cut, last = self.cut, self.cut.last
+        ends = sorted({min(self.burn, cut.steps), last, cut.steps} - {0})
+        carry, inner, pieces = self._run(starts, [t[:, :last] for t in x], [e for e in ends if e <= last], others)
+        if last == cut.steps:
+            return Ran(starts, carry, inner, pieces)
+        rest = [t[:-1, last:] for t in x]
+        after, _, more = self._run([t[:-1] for t in carry], rest, [e - last for e in ends if e > last], others)
+        leaving = [torch.cat([a, b[-1:]]) for a, b in zip(after, carry, strict=True)]
+        return Ran(starts, leaving, inner, [a + b for a, b in zip(pieces, more, strict=True)])
+
+    def _run(
+        self, starts: list[Tensor], x: list[Tensor], ends: list[int], others: dict[int, Tensor]
+    ) -> tuple[list[Tensor], list[Tensor], list[list[Tensor]]]:
+        """Run some steps of some segments.
+
+        Args:
+            starts: the carries before them, (C, ...) each.
+            x: their inputs, (C, n, ...) each.
+            ends: the numbers of steps after which a piece of the outputs ends; empty: outputs are not wanted.
+            others: tensors in place of those from outside, by id.
+
+        Returns:
+            The carries after the last step, those before it, and the pieces of each leaf of y.
+        """
+        steps = x[0].shape[1]
+
+        def run(carry: list[Tensor], x: list[Tensor]) -> tuple[list[Tensor], list[Tensor], list[list[Tensor]]]:
+            step = self._step()
+            before, ys = carry, []
+            for each in zip(*(t.unbind() for t in x), strict=True):
+                before = carry
+                carry, y = step(carry, each)
+                ys.append(y)
+            cuts = list(zip([0, *ends], ends, strict=False))
+            by_leaf = list(zip(*ys, strict=True)) if ends else []
+            pieces = [[torch.stack(of_leaf[a:b]) for a, b in cuts] for of_leaf in by_leaf]
+            return carry, before if steps > 1 else [], pieces
+
+        mode = Replacing(others) if others or self.first.has_fused_cells else nullcontext()
+        with mode:
+            found: Any = torch.func.vmap(run)(starts, x)
+        return found
+
+    def _step(self) -> Callable[[list[Tensor], Sequence[Tensor]], tuple[list[Tensor], list[Tensor]]]:
+        build_carry = _filled(self.carry_spec, self.carry_at)
+        build_x = _filled(self.loop.spec, self.x_at)
+        carry_at, y_at, name, step = self.carry_at, self.y_at, self.loop.name, self.loop.step
+
+        def run(carry: list[Tensor], x: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
+            after, y = step(build_carry(carry), build_x(x))
+            return _tensors_at(after, carry_at, name), _tensors_at(y, y_at, name)
+
+        return run
+
+    def outputs(self, ran: Ran) -> list[Tensor]:
+        """Return the leaves of the final carry and of the outputs of all steps, (T, ...)."""
+        return [*(t[-1].clone() for t in ran.leaving), *(self.cut.join(pieces) for pieces in ran.pieces)]
+
+    def tree(self, outputs: Sequence[Tensor]) -> tuple[Any, Any]:
+        """Return the final carry and the outputs in the structures that the step returns."""
+        n = len(self.carry_at)
+        return (
+            _filled(self.carry_spec, self.carry_at)(outputs[:n]),
+            _filled(self.y_spec, self.y_at)(outputs[n:]),
+        )
+
+
+class SegmentsBackward:
+    """The backward pass through one run of all segments.
+
+    Args:
+        segments: the loop in segments.
+        ran: the run.
+        cotangents: of the final carry and of the outputs, as :meth:`Segments.outputs` returns them; ``None``: zero.
+    """
+
+    def __init__(self, segments: Segments, ran: Ran, cotangents: Sequence[Tensor | None]):
+        self.segments, self.ran, self.cut = segments, ran, segments.cut
+        self.final = [None if e is None else e for e in cotangents[: len(ran.leaving)]]
+        self.e = [None if e is None else self._split(e) for e in cotangents[len(ran.leaving) :]]
+        self.live = [n for n, t in enumerate(ran.starts) if t.requires_grad and ran.leaving[n].requires_grad]
+        self.starts = [t for t in ran.starts if t.requires_grad]
+        self.x = [t for t in ran.x if t.requires_grad]
+
+    def _split(self, e: Tensor) -> Tensor:
+        if missing := self.cut.count * self.cut.steps - self.cut.length:
+            e = torch.cat([e, e.new_zeros(missing, *e.shape[1:])])
+        return e.unflatten(0, (self.cut.count, self.cut.steps))
+
+    def guess(self) -> list[Tensor]:
+        """Return the first guess of entering cotangents: a burn-in from zero through each segment's first steps."""
+        roots, given = self._of_outputs(self.segments.burn)
+        found: Sequence[Tensor | None] = [None] * len(self.live)
+        if roots:
+            starts = [self.ran.starts[n] for n in self.live]
+            found = torch.autograd.grad(roots, starts, given, retain_graph=True, allow_unused=True)
+        return [numbers(self._entering(n, v)) for n, v in zip(self.live, found, strict=True)]
+
+    def _entering(self, n: int, leaving: Tensor | None) -> Tensor:
+        """Return the cotangents that enter the segments, from those that leave them; exact for the last segment."""
+        like = self.ran.leaving[n]
+        entering = torch.zeros_like(like)
+        if leaving is not None:
+            entering[:-1] = leaving[1:]
+        if (e := self.final[n]) is not None:
+            entering[-1] = e
+        return entering
+
+    def run(self, entering: Sequence[Tensor]) -> SweepResult:
+        """Run the VJPs of all segments from the entering cotangents."""
+        roots, given = self._of_outputs(self.cut.steps)
+        for n, v in zip(self.live, entering, strict=True):
+            roots.append(self.ran.leaving[n])
+            given.append(values(v, self.ran.leaving[n].dtype))
+        inner = [self.ran.inner[n] for n in self.live] if self.ran.inner else []
+        inner = [t for t in inner if t.requires_grad]
+        leaves, others = self.segments.first.leaves, self.ran.others
+        targets = [*self.starts, *self.x, *leaves, *others, *inner]
+        with without_hooks(leaves):
+            found = torch.autograd.grad(roots, targets, given, retain_graph=True, allow_unused=True)
+        of_starts = dict(zip(map(id, self.starts), found, strict=False))
+        leaving = []
+        for n in self.live:
+            start = self.ran.starts[n]
+            v = of_starts[id(start)]
+            leaving.append(numbers(torch.zeros_like(start) if v is None else v))
+        seen = [v for v in found[len(targets) - len(inner) :] if v is not None]
+        sizes = [self._size(n, v, seen) for n, v in zip(self.live, leaving, strict=True)]
+        return SweepResult(found[: len(targets) - len(inner)], leaving, sizes)
+
+    def _of_outputs(self, steps: int) -> tuple[list[Tensor], list[Tensor]]:
+        """Return the pieces of outputs of the first ``steps`` of each segment, with their cotangents."""
+        roots, given = [], []
+        for e, pieces in zip(self.e, self.ran.pieces, strict=True):
+            begin = 0
+            for piece in pieces:
+                end = begin + piece.shape[1]
+                if e is not None and piece.requires_grad and end <= steps:
+                    roots.append(piece)
+                    given.append(e[: len(piece), begin:end])
+                begin = end
+        return roots, given
+
+    def _size(self, n: int, leaving: Tensor, inner: Sequence[Tensor]) -> Tensor:
+        """Return the largest cotangent of a part of the carry, as far as it is known."""
+        like = self.ran.starts[n]
+        known = [leaving, *(numbers(v) for v in inner if v.shape[1:] == like.shape[1:])]
+        known += [numbers(e) for e in self.e if e is not None and e.shape[2:] == like.shape[1:]]
+        if (e := self.final[n]) is not None:
+            known.append(numbers(e))
+        return torch.stack([largest(v).to(leaving.dtype) for v in known]).max()
+
+    def gradients(self, found: Sequence[Tensor | None]) -> list[Tensor | None]:
+        """Return the gradients of the initial carry, the inputs, the leaves and the other tensors from outside."""
+        given = iter(found)
+        of_init = [next(given) if t.requires_grad else None for t in self.ran.starts]
+        of_x = [next(given) if t.requires_grad else None for t in self.ran.x]
+        return [
+            *(None if v is None else v[0] for v in of_init),
+            *(None if v is None else v.flatten(0, 1)[: self.cut.length] for v in of_x),
+            *given,
+        ]
+
+
+def numbers(t: Tensor) -> Tensor:
+    """Return a tensor whose elements can be subtracted and compared by size, from any dtype."""
+    return torch.view_as_real(t) if t.is_complex() else t.to(torch.uint8) if t.dtype is torch.bool else t
+
+
+def values(t: Tensor, dtype: torch.dtype) -> Tensor:
+    """Undo :func:`numbers`."""
+    return torch.view_as_complex(t) if dtype.is_complex else t.to(dtype)
+
+
+def _size(t: Tensor, dtype: torch.dtype) -> Tensor:
+    # Integers must agree exactly, so each of their differences counts as large.
+    exact = not (dtype.is_floating_point or dtype.is_complex)
+    return torch.full((), 1e-6, dtype=torch.float32, device=t.device) if exact else largest(t)
+
+
+def _leaf(t: Tensor, needed: bool) -> Tensor:
+    return t.detach().requires_grad_(needed and (t.is_floating_point() or t.is_complex()))
+
+
+def _filled(spec: TreeSpec, at: Sequence[int]) -> Callable[[Sequence[Any]], Any]:
+    """Return a function that puts tensors into ``spec``, at the leaves ``at``; the other leaves are ``None``."""
+    build, count = builder(spec), spec.num_leaves
+    if len(at) == count:
+        return build
+
+    def fill(tensors: Sequence[Any]) -> Any:
+        leaves: Leaves = [None] * count
+        for n, t in zip(at, tensors, strict=True):
+            leaves[n] = t
+        return build(leaves)
+
+    return fill
+
+
+def _tensors_at(tree: Any, at: Sequence[int], name: str) -> list[Tensor]:
+    if isinstance(tree, Tensor) and len(at) == 1:
+        return [tree]
+    leaves = tree_leaves(tree)
+    if [n for n, t in enumerate(leaves) if t is not None] != list(at):
+        raise TypeError(f"{name} returns another structure at some steps.")
+    return [leaves[n] for n in at]
