@@ -5,12 +5,14 @@ from __future__ import annotations
 import warnings
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field, replace
+from math import log
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
+from gradfree.convergence.outcome import Outcome
 from gradfree.devices.costs import best_count
 from gradfree.devices.hardware import mark, seconds
 from gradfree.segments.rule import ChainPass, SegmentRule
@@ -26,14 +28,44 @@ _GAIN = 0.97
 
 
 @dataclass
+class ScanPass(ChainPass):
+    """One pass through a loop. Its burn-in may be longer than a segment: then segments run more than once for it."""
+
+    burnt: int = field(default=0, init=False)
+    """The number of burn-in steps that this pass began with."""
+
+    def burn_in(self, rule: SegmentRule) -> int:
+        """Return the number of burn-in steps."""
+        return rule.burn if isinstance(rule.burn, int) else self.burn
+
+    def learn(self, outcome: Outcome) -> None:
+        """Keep the number of burn-in steps after which the start contributes a quarter of the tolerance."""
+        assert self.plan is not None
+        first, *more = outcome.mismatches
+        tolerance = self.plan.stopping.tolerance
+        if not 0.0 < first < 1.0:
+            return
+        steps, error = self.burnt, first
+        if more and 0.0 < more[0] < first:
+            # A sweep is a burn-in that is longer by a segment.
+            steps, error = -(-self.length // self.plan.count), more[0] / first
+        needed = self.burnt + steps * log(tolerance / 4 / first) / log(error) if steps else 0.0
+        if first > tolerance or needed < 0.7 * self.burnt:
+            burn = max(8, min(8 * -(-int(needed) // 8), self.length // 2))
+            self.memory[self._burn_key] = torch.tensor(burn, device="cpu")
+
+
+@dataclass
 class Knowledge:
     """What calls of one step function have learnt; it changes how they run, never their results.
 
-    Attributes:
-        memory: tensors of the passes, see :class:`~gradfree.convergence.passes.Pass`.
+    Args:
+        memory: tensors of the passes, see :class:`~gradfree.convergence.passes.Pass`; ``None``: apart for each number of
+            units, since programs make closures anew in every pass.
     """
 
-    memory: dict[str, Tensor] = field(default_factory=dict)
+    _memory: dict[str, Tensor] | None = None
+    _memories: dict[Hashable, dict[str, Tensor]] = field(default_factory=dict)
     _contests: dict[Hashable, Contest] = field(default_factory=dict)
     _warned: set[str] = field(default_factory=set)
 
@@ -43,17 +75,21 @@ class Knowledge:
             self._warned.add(message)
             warnings.warn(message, stacklevel=2)
 
-    def stopwatch(self, rule: SegmentRule, this: ChainPass) -> Stopwatch:
+    def memory(self, like: Tensor) -> dict[str, Tensor]:
+        """Return the memory of the passes through states such as ``like`` (rows, units)."""
+        return self._memories.setdefault(like.shape[1], {}) if self._memory is None else self._memory
+
+    def stopwatch(self, rule: SegmentRule, this: ScanPass) -> Stopwatch:
         """Return how this call runs, and what times it; ``this`` is its forward pass."""
         like = this.like
         if isinstance(rule.segments, int):
             return Stopwatch(rule, rule.segments, None, like.device)
-        most = this.length // max(8, this.burn)
-        if this.is_paused or most < 4:
+        most = this.length // 8
+        if this.is_paused or this.length < 4 * this.burn:
             return Stopwatch(rule, 1, None, like.device)
         key = (this.length, like.shape, like.dtype, like.device, torch.is_grad_enabled())
         if key not in self._contests:
-            self._contests[key] = Contest(min(most, best_count(this.length, len(like), this.free, this.burn)))
+            self._contests[key] = Contest(min(this.length // this.burn, best_count(this.length, len(like), this.free, this.burn)))
         contest = self._contests[key]
         # Not in a checkpoint, whose second run must be as the first one.
         count, is_timed = (contest.fastest, False) if saves_elsewhere() else contest.next(most)

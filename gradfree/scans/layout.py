@@ -34,17 +34,27 @@ class Cut:
         """L, from 1 to S."""
         return self.length - (self.count - 1) * self.steps
 
-    def split(self, x: Tensor) -> Tensor:
-        """Return ``x`` (T, ...) as (C, S, ...); the missing steps of the last segment repeat the last one."""
+    def split(self, x: Tensor, pad: Tensor | None = None) -> Tensor:
+        """Return ``x`` (T, ...) as a copy (S, C, ...), in which the segments of one step are adjacent in memory.
+
+        Args:
+            x: the sequence.
+            pad: what follows the last step; ``None``: the last step again.
+        """
         if missing := self.count * self.steps - self.length:
-            x = torch.cat([x, x[-1:].expand(missing, *x.shape[1:])])
-        return x.unflatten(0, (self.count, self.steps))
+            pad = x[-1] if pad is None else pad
+            x = torch.cat([x, pad.expand(missing, *x.shape[1:])])
+        return x.unflatten(0, (self.count, self.steps)).transpose(0, 1).contiguous()
 
     def join(self, pieces: Sequence[Tensor]) -> Tensor:
-        """Return (T, ...) from pieces (C or C - 1, n, ...), one after the other along the steps of the segments."""
-        full = [piece for piece in pieces if len(piece) == self.count]
-        whole = full[0] if len(full) == 1 else torch.cat(full, 1)
+        """Return (T, ...) from pieces (n, C or C - 1, ...), one after the other along the steps of the segments."""
+        full = [piece for piece in pieces if piece.shape[1] == self.count]
+        whole = full[0] if len(full) == 1 else torch.cat(full)
         if len(full) == len(pieces):
-            return whole.flatten(0, 1)
-        inner = torch.cat([whole[:-1], *pieces[len(full) :]], 1).flatten(0, 1)
-        return torch.cat([inner, whole[-1]])
+            return whole.transpose(0, 1).flatten(0, 1)
+        inner = torch.cat([whole[:, :-1], *pieces[len(full) :]]).transpose(0, 1).flatten(0, 1)
+        return torch.cat([inner, whole[:, -1]])
+
+    def undo_split(self, x: Tensor) -> Tensor:
+        """Return (T, ...) from (S, C, ...)."""
+        return x.transpose(0, 1).flatten(0, 1)[: self.length]

@@ -17,12 +17,12 @@ from gradfree.convergence.outcome import Outcome
 from gradfree.errors import STEP_CHANGED
 from gradfree.loops.recurrence import Loop, builder
 from gradfree.scans.first_step import FirstStep, Replacing, run_first_step
-from gradfree.scans.knowledge import Knowledge, Stopwatch
+from gradfree.scans.knowledge import Knowledge, ScanPass, Stopwatch
 from gradfree.scans.layout import Cut
 from gradfree.scans.segments import Ran, Segments, SegmentsBackward
 from gradfree.scans.surroundings import Surroundings
 from gradfree.segments.multiple_shooting import solve_borders
-from gradfree.segments.rule import ChainPass, SegmentPlan, SegmentRule
+from gradfree.segments.rule import SegmentPlan, SegmentRule
 from gradfree.time.unrolled_chain import autocast_now
 from gradfree.torchside.guards import check_finite, refuse_batched, refuse_other_values, refuse_second_derivatives
 from gradfree.torchside.hooks import when_backward, without_hooks
@@ -51,8 +51,9 @@ class SegmentedLoop:
         if not carry or torch.compiler.is_compiling() or transforms_active() or other_pass() is not None:
             return self.loop.run()
         like, length = _rows(carry), self.loop.length
-        self.forward = ChainPass(self.loop.name, "forward", self.known.memory, length, like, "any")
-        self.backward = ChainPass(self.loop.name, "backward", self.known.memory, length, like, "any")
+        memory = self.known.memory(like)
+        self.forward = ScanPass(self.loop.name, "forward", memory, length, like, "any")
+        self.backward = ScanPass(self.loop.name, "backward", memory, length, like, "any")
         watch = self.known.stopwatch(self.rule, self.forward)
         plan = None if watch.count == 1 or self.backward.is_paused else watch.rule.plan(self.forward)
         if plan is None or plan.count < 2:
@@ -108,7 +109,8 @@ class SegmentedLoop:
         tensors = [*tree_leaves(loop.init), *loop.xs, *first.leaves, *first.inner]
         needed = torch.is_grad_enabled() and any(isinstance(t, Tensor) and t.requires_grad for t in tensors)
         cut = Cut.into(plan.count, loop.length)
-        segments = Segments(loop, first, cut, min(plan.burn, cut.steps))
+        burn = self.forward.burnt = min(self.forward.burn_in(self.rule), loop.length - cut.steps)
+        segments = Segments(loop, first, cut, burn)
         before = Surroundings(step, not self.scratch)
         try:
             with torch.set_grad_enabled(needed):
@@ -150,6 +152,7 @@ class _Call:
     def gradients(self, cotangents: Sequence[Tensor | None]) -> list[Tensor | None]:
         """Return the gradients of all inputs, for the cotangents of the outputs."""
         owner, this, segments = self.owner, self.owner.backward, self.segments
+        this.burnt = segments.burn
         solver = SegmentsBackward(segments, self.ran, cotangents)
         assert owner.forward.plan is not None
         this.plan = owner.forward.plan

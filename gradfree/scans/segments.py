@@ -28,7 +28,7 @@ class Ran:
         leaving: the carries at the ends of all segments, (C, ...) each.
         inner: the carries before the last step of the last segment, or of all, as far as they are known.
         pieces: for each leaf of y its pieces, see :class:`~gradfree.scans.layout.Cut`.
-        x: the inputs, (C, S, ...) each.
+        x: the inputs, (S, C, ...) each.
         others: tensors in place of those from outside that are no leaves.
     """
 
@@ -52,7 +52,7 @@ class Segments:
         loop: the loop.
         first: its first step.
         cut: how to cut it.
-        burn: the number of burn-in steps, up to S.
+        burn: the number of burn-in steps; may be more than S.
     """
 
     def __init__(self, loop: Loop, first: FirstStep, cut: Cut, burn: int):
@@ -68,17 +68,24 @@ class Segments:
         self.ran: Ran | None = None
 
     def guess(self) -> list[Tensor]:
-        """Return the first guess of all borders: a burn-in from zero through each segment's last steps."""
-        count = self.cut.count - 1
+        """Return the first guess of all borders: a burn-in from zero through the steps before each border."""
+        count, steps = self.cut.count - 1, self.cut.steps
+        full, part = divmod(self.burn, steps)
         found = [t.new_zeros(count, *t.shape) for t in self.init]
-        if self.burn:
-            with torch.no_grad():
-                x = [t[:count, self.cut.steps - self.burn :] for t in self.x]
-                found, _, _ = self._run(found, x, [], {})
-            if torch.is_autocast_enabled(self.init[0].device.type):
-                # It may have kept casts of weights without a graph.
-                torch.clear_autocast_cache()
-        return [numbers(torch.cat([a[None], b])) for a, b in zip(self.init, found, strict=True)]
+        with torch.no_grad():
+            if part:
+                found, _, _ = self._run(found, [t[steps - part :, :count] for t in self.x], [], {})
+            for _ in range(full):
+                starts = self._borders([t[:-1] for t in found])
+                found, _, _ = self._run(starts, [t[:, :count] for t in self.x], [], {})
+        if self.burn and torch.is_autocast_enabled(self.init[0].device.type):
+            # It may have kept casts of weights without a graph.
+            torch.clear_autocast_cache()
+        return list(map(numbers, self._borders(found)))
+
+    def _borders(self, inner: Sequence[Tensor]) -> list[Tensor]:
+        """Return the carries at the starts of segments: the initial one, and the ``inner`` ones."""
+        return [torch.cat([a[None], b]) for a, b in zip(self.init, inner, strict=True)]
 
     def run(self, entering: Sequence[Tensor]) -> SweepResult:
         """Run all segments from their borders, with a graph where gradients are enabled."""
@@ -97,11 +104,11 @@ class Segments:
 
     def _run_all(self, starts: list[Tensor], x: list[Tensor], others: dict[int, Tensor]) -> Ran:
         cut, last = self.cut, self.cut.last
-        ends = sorted({min(self.burn, cut.steps), last, cut.steps} - {0})
-        carry, inner, pieces = self._run(starts, [t[:, :last] for t in x], [e for e in ends if e <= last], others)
+        ends = sorted({self.burn % cut.steps, last, cut.steps} - {0})
+        carry, inner, pieces = self._run(starts, [t[:last] for t in x], [e for e in ends if e <= last], others)
         if last == cut.steps:
             return Ran(starts, carry, inner, pieces)
-        rest = [t[:-1, last:] for t in x]
+        rest = [t[last:, :-1] for t in x]
         after, _, more = self._run([t[:-1] for t in carry], rest, [e - last for e in ends if e > last], others)
         leaving = [torch.cat([a, b[-1:]]) for a, b in zip(after, carry, strict=True)]
         return Ran(starts, leaving, inner, [a + b for a, b in zip(pieces, more, strict=True)])
@@ -113,14 +120,14 @@ class Segments:
 
         Args:
             starts: the carries before them, (C, ...) each.
-            x: their inputs, (C, n, ...) each.
+            x: their inputs, (n, C, ...) each.
             ends: the numbers of steps after which a piece of the outputs ends; empty: outputs are not wanted.
             others: tensors in place of those from outside, by id.
 
         Returns:
             The carries after the last step, those before it, and the pieces of each leaf of y.
         """
-        steps = x[0].shape[1]
+        steps = len(x[0])
 
         def run(carry: list[Tensor], x: list[Tensor]) -> tuple[list[Tensor], list[Tensor], list[list[Tensor]]]:
             step = self._step()
@@ -129,15 +136,15 @@ class Segments:
                 before = carry
                 carry, y = step(carry, each)
                 ys.append(y)
-            cuts = list(zip([0, *ends], ends, strict=False))
-            by_leaf = list(zip(*ys, strict=True)) if ends else []
-            pieces = [[torch.stack(of_leaf[a:b]) for a, b in cuts] for of_leaf in by_leaf]
-            return carry, before if steps > 1 else [], pieces
+            return carry, before if steps > 1 else [], ys if ends else []
 
         mode = Replacing(others) if others or self.first.has_fused_cells else nullcontext()
         with mode:
-            found: Any = torch.func.vmap(run)(starts, x)
-        return found
+            found: Any = torch.func.vmap(run, in_dims=(0, 1))(starts, x)
+        carry, before, ys = found
+        cuts = list(zip([0, *ends], ends, strict=False))
+        pieces = [[torch.stack(of_leaf[a:b]) for a, b in cuts] for of_leaf in zip(*ys, strict=True)]
+        return carry, before, pieces
 
     def _step(self) -> Callable[[list[Tensor], Sequence[Tensor]], tuple[list[Tensor], list[Tensor]]]:
         build_carry = _filled(self.carry_spec, self.carry_at)
@@ -175,41 +182,49 @@ class SegmentsBackward:
     def __init__(self, segments: Segments, ran: Ran, cotangents: Sequence[Tensor | None]):
         self.segments, self.ran, self.cut = segments, ran, segments.cut
         self.final = [None if e is None else e for e in cotangents[: len(ran.leaving)]]
-        self.e = [None if e is None else self._split(e) for e in cotangents[len(ran.leaving) :]]
+        self.e = [None if e is None else self.cut.split(e, e.new_zeros(())) for e in cotangents[len(ran.leaving) :]]
         self.live = [n for n, t in enumerate(ran.starts) if t.requires_grad and ran.leaving[n].requires_grad]
         self.starts = [t for t in ran.starts if t.requires_grad]
         self.x = [t for t in ran.x if t.requires_grad]
 
-    def _split(self, e: Tensor) -> Tensor:
-        if missing := self.cut.count * self.cut.steps - self.cut.length:
-            e = torch.cat([e, e.new_zeros(missing, *e.shape[1:])])
-        return e.unflatten(0, (self.cut.count, self.cut.steps))
-
     def guess(self) -> list[Tensor]:
-        """Return the first guess of entering cotangents: a burn-in from zero through each segment's first steps."""
-        roots, given = self._of_outputs(self.segments.burn)
-        found: Sequence[Tensor | None] = [None] * len(self.live)
-        if roots:
-            starts = [self.ran.starts[n] for n in self.live]
-            found = torch.autograd.grad(roots, starts, given, retain_graph=True, allow_unused=True)
-        return [numbers(self._entering(n, v)) for n, v in zip(self.live, found, strict=True)]
+        """Return the first guess of entering cotangents: a burn-in from zero through the steps after each border."""
+        full, part = divmod(self.segments.burn, self.cut.steps)
+        found = self._entering([None] * len(self.live))
+        if part:
+            found = self._entering(self._to_starts(*self._of_outputs(part)))
+        for _ in range(full):
+            found = self._entering(self._to_starts(*self._roots(found)))
+        return list(map(numbers, found))
 
-    def _entering(self, n: int, leaving: Tensor | None) -> Tensor:
+    def _to_starts(self, roots: list[Tensor], given: list[Tensor]) -> Sequence[Tensor | None]:
+        """Return the cotangents at the starts; autograd only visits what leads there."""
+        if not roots:
+            return [None] * len(self.live)
+        starts = [self.ran.starts[n] for n in self.live]
+        return torch.autograd.grad(roots, starts, given, retain_graph=True, allow_unused=True)
+
+    def _entering(self, leaving: Sequence[Tensor | None]) -> list[Tensor]:
         """Return the cotangents that enter the segments, from those that leave them; exact for the last segment."""
-        like = self.ran.leaving[n]
-        entering = torch.zeros_like(like)
-        if leaving is not None:
-            entering[:-1] = leaving[1:]
-        if (e := self.final[n]) is not None:
-            entering[-1] = e
-        return entering
+        found = []
+        for n, v in zip(self.live, leaving, strict=True):
+            entering = torch.zeros_like(self.ran.leaving[n])
+            if v is not None:
+                entering[:-1] = v[1:]
+            if (e := self.final[n]) is not None:
+                entering[-1] = e
+            found.append(entering)
+        return found
+
+    def _roots(self, entering: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
+        """Return all outputs and the ends of all segments, with their cotangents."""
+        roots, given = self._of_outputs(self.cut.steps)
+        return [*roots, *(self.ran.leaving[n] for n in self.live)], [*given, *entering]
 
     def run(self, entering: Sequence[Tensor]) -> SweepResult:
         """Run the VJPs of all segments from the entering cotangents."""
-        roots, given = self._of_outputs(self.cut.steps)
-        for n, v in zip(self.live, entering, strict=True):
-            roots.append(self.ran.leaving[n])
-            given.append(values(v, self.ran.leaving[n].dtype))
+        dtypes = [self.ran.leaving[n].dtype for n in self.live]
+        roots, given = self._roots([values(v, dtype) for v, dtype in zip(entering, dtypes, strict=True)])
         inner = [self.ran.inner[n] for n in self.live] if self.ran.inner else []
         inner = [t for t in inner if t.requires_grad]
         leaves, others = self.segments.first.leaves, self.ran.others
@@ -232,10 +247,10 @@ class SegmentsBackward:
         for e, pieces in zip(self.e, self.ran.pieces, strict=True):
             begin = 0
             for piece in pieces:
-                end = begin + piece.shape[1]
+                end = begin + len(piece)
                 if e is not None and piece.requires_grad and end <= steps:
                     roots.append(piece)
-                    given.append(e[: len(piece), begin:end])
+                    given.append(e[begin:end, : piece.shape[1]])
                 begin = end
         return roots, given
 
@@ -255,7 +270,7 @@ class SegmentsBackward:
         of_x = [next(given) if t.requires_grad else None for t in self.ran.x]
         return [
             *(None if v is None else v[0] for v in of_init),
-            *(None if v is None else v.flatten(0, 1)[: self.cut.length] for v in of_x),
+            *(None if v is None else self.cut.undo_split(v) for v in of_x),
             *given,
         ]
 
