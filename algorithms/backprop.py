@@ -14,7 +14,7 @@ from gradfree.devices.costs import own_kernel_is_faster
 from gradfree.engines.discovery import Chains, validate
 from gradfree.engines.engine import Engine
 from gradfree.engines.rank_segment import Neighbors, rank_gradients
-from gradfree.loops.recurrence import Loop, Runner
+from gradfree.loops.recurrence import Loop, LoopMemory, Runner
 from gradfree.time.forward import LayerCall
 
 
@@ -79,6 +79,6 @@ class Backprop(Engine):
         return replace(report, notes=[f"nothing is attached, autograd computes all gradients: {why}."])
 
 
-def run_plain(loop: Loop, *_: Any) -> tuple[Any, Any]:
+def run_plain(loop: Loop, memory: LoopMemory, scratch: nn.Module | None) -> tuple[Any, Any]:
     """Run a loop as it is."""
     return loop.run()

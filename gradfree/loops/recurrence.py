@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_unflatten
 
 Step = Callable[[Any, Any], tuple[Any, Any]]
@@ -61,8 +61,21 @@ class Loop:
         return carry, stacked(ys, self.name)
 
 
-Runner = Callable[[Loop, Any, bool], tuple[Any, Any]]
-"""Runs a loop; the other arguments are a :class:`~gradfree.scans.knowledge.Knowledge` and whether buffers are scratch."""
+@dataclass
+class LoopMemory:
+    """What the calls of one step function have learnt; it changes how they run, never their results.
+
+    Attributes:
+        tensors: those that are saved in checkpoints; ``None``: none are.
+        known: all else, as the engine needs.
+    """
+
+    tensors: dict[str, Tensor] | None = None
+    known: Any = None
+
+
+Runner = Callable[[Loop, LoopMemory, "nn.Module | None"], tuple[Any, Any]]
+"""Runs a loop, given what earlier calls have learnt, and the module whose buffers are scratch, if there is one."""
 
 
 def builder(spec: TreeSpec) -> Callable[[Sequence[Any]], Any]:

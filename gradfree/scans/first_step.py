@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from math import inf
 from typing import Any
 
 import torch
@@ -47,9 +48,9 @@ class _Watch(TorchFunctionMode):
     def __init__(self, given: list[Tensor]):
         super().__init__()
         self.given = {id(t) for t in given}
-        marker = torch.empty(0, requires_grad=True)
-        with torch.enable_grad():
-            self._start = sequence_number(marker.view(0).grad_fn)  # type: ignore[arg-type]
+        marker = torch.empty(0, requires_grad=True).view(0).grad_fn if torch.is_grad_enabled() else None
+        # Without gradients the step makes no nodes.
+        self._start = inf if marker is None else sequence_number(marker)
         self.kept: dict[int, tuple[Tensor, int, bool]] = {}
         self.problem: str | None = None
         self.has_fused_cells = False

@@ -12,12 +12,11 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_map
 
 from gradfree.engines.engine import Engine
-from gradfree.loops.recurrence import Loop, Step
+from gradfree.loops.recurrence import Loop, LoopMemory, Step
 from gradfree.registry import resolve_engine
-from gradfree.scans.knowledge import Knowledge
 
-_known: dict[Hashable, Knowledge] = {}
-_known_of: WeakKeyDictionary[Any, Knowledge] = WeakKeyDictionary()
+_memories: dict[Hashable, LoopMemory] = {}
+_memories_of: WeakKeyDictionary[Any, LoopMemory] = WeakKeyDictionary()
 
 
 def scan(
@@ -58,7 +57,7 @@ def scan(
     if len(lengths) != 1 or not lengths.copy().pop():
         raise ValueError(f"scan: xs must be sequences of one length, at least 1, along dim {dim}, not {lengths or 'none'}.")
     steps = [None if x is None else x.flip(0) for x in steps] if reverse else steps
-    carry, ys = solver.loops(Loop(step, init, steps, spec, _name(step)), _knowledge(step), False)
+    carry, ys = solver.loops(Loop(step, init, steps, spec, _name(step)), _memory(step), None)
     if reverse or dim:
         ys = tree_map(lambda y: _in_place_of(y, dim, reverse) if isinstance(y, Tensor) else y, ys)
     return carry, ys
@@ -79,7 +78,7 @@ def _name(step: Any) -> str:
     return f"scan of {getattr(step, '__qualname__', type(step).__name__)}"
 
 
-def _knowledge(step: Any) -> Knowledge:
+def _memory(step: Any) -> LoopMemory:
     """Return what calls of this function, method or module have learnt.
 
     Programs make closures anew in every pass: functions are known by their code and that of functions in their closure.
@@ -88,8 +87,8 @@ def _knowledge(step: Any) -> Knowledge:
         step = step.func
     owner = step.__self__ if isinstance(step, MethodType) else step
     if isinstance(owner, nn.Module):
-        return _known_of.setdefault(owner, Knowledge())
-    return _known.setdefault(_code(step), Knowledge())
+        return _memories_of.setdefault(owner, LoopMemory())
+    return _memories.setdefault(_code(step), LoopMemory())
 
 
 def _code(value: Any, depth: int = 3) -> Hashable:

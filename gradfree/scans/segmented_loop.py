@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd.function import FunctionCtx
 from torch.utils._pytree import tree_flatten, tree_leaves
 
 from gradfree.chains.solving import offer_figure
 from gradfree.convergence.outcome import Outcome
 from gradfree.errors import STEP_CHANGED
-from gradfree.loops.recurrence import Loop, builder
+from gradfree.loops.recurrence import Loop, LoopMemory, builder
 from gradfree.scans.first_step import FirstStep, Replacing, run_first_step
 from gradfree.scans.knowledge import Knowledge, ScanPass, Stopwatch
 from gradfree.scans.layout import Cut
@@ -37,13 +38,13 @@ class SegmentedLoop:
         loop: the loop.
         rule: when and how to cut it.
         known: what earlier calls have learnt.
-        scratch: see :class:`~gradfree.time.cell_layer.CellLayer`.
+        scratch: a module whose buffers and tensor attributes carry nothing from step to step; ``None``: there is none.
     """
 
     loop: Loop
     rule: SegmentRule
     known: Knowledge
-    scratch: bool = False
+    scratch: nn.Module | None = None
 
     def run(self) -> Any:
         """Return the final carry, and the outputs of all steps, stacked."""
@@ -87,7 +88,7 @@ class SegmentedLoop:
     def _run_cut(self, plan: SegmentPlan, watch: Stopwatch) -> Any:
         loop = self.loop
         inputs = loop.inputs()
-        first = run_first_step(loop, inputs, self.scratch)
+        first = run_first_step(loop, inputs, self.scratch is not None)
         if first.problem is None:
             segments, ran = self._try_segments(first, plan)
             if ran is not None:
@@ -111,16 +112,16 @@ class SegmentedLoop:
         cut = Cut.into(plan.count, loop.length)
         burn = self.forward.burnt = min(self.forward.burn_in(self.rule), loop.length - cut.steps)
         segments = Segments(loop, first, cut, burn)
-        before = Surroundings(step, not self.scratch)
+        before = Surroundings(step, self.scratch is None)
         try:
-            with torch.set_grad_enabled(needed):
+            with torch.set_grad_enabled(needed), _restored(self.scratch):
                 ran, outcome = solve_borders(segments.run, segments.guess(), plan.stopping)
         except torch.OutOfMemoryError:
             raise
         except Exception as error:
             first.problem = f"cannot run in segments ({_first_line(error)})"
             return segments, None
-        if change := Surroundings(step, not self.scratch).change(before):
+        if change := Surroundings(step, self.scratch is None).change(before):
             raise STEP_CHANGED.error(name=loop.name, what=change)
         self.forward.outcome, self.forward.plan = outcome, plan
         return segments, ran if outcome.settled else None
@@ -245,6 +246,19 @@ def _rows(carry: Sequence[Tensor]) -> Tensor:
     return torch.empty((), dtype=floating, device=part.device).expand(rows, max(1, part.numel() // max(1, rows)))
 
 
+@contextmanager
+def _restored(module: nn.Module | None) -> Iterator[None]:
+    """Restore buffers and tensor attributes of ``module`` afterwards: those that segments leave are of no use."""
+    modules = [] if module is None else list(module.modules())
+    before = [(dict(vars(each)), dict(each._buffers)) for each in modules]
+    try:
+        yield
+    finally:
+        for each, (attributes, buffers) in zip(modules, before, strict=True):
+            vars(each).update((name, value) for name, value in attributes.items() if isinstance(value, Tensor))
+            each._buffers.update(buffers)
+
+
 def _first_line(error: Exception) -> str:
     return f"{type(error).__name__}: {error}".split("\n")[0][:200]
 
@@ -253,6 +267,8 @@ def _copy(t: Any) -> Any:
     return t.detach().requires_grad_(t.requires_grad) if isinstance(t, Tensor) else t
 
 
-def run_loop(rule: SegmentRule, loop: Loop, known: Knowledge, scratch: bool) -> tuple[Any, Any]:
+def run_loop(rule: SegmentRule, loop: Loop, memory: LoopMemory, scratch: nn.Module | None) -> tuple[Any, Any]:
     """Run ``loop`` in segments, see :class:`SegmentedLoop`."""
-    return SegmentedLoop(loop, rule, known, scratch).run()
+    if memory.known is None:
+        memory.known = Knowledge(memory.tensors)
+    return SegmentedLoop(loop, rule, memory.known, scratch).run()

@@ -92,7 +92,7 @@ class Segments:
         if self.ran is not None:
             self.ran.free()
         starts = [values(b, dtype).detach() for b, dtype in zip(entering, self.dtypes, strict=True)]
-        x, others = self.x, {}
+        x, others = list(self.x), {}
         if torch.is_grad_enabled():
             starts = [_leaf(b, True) for b in starts]
             x = [_leaf(t, self.loop.xs[n].requires_grad) for t, n in zip(x, self.x_at, strict=True)]
