@@ -70,13 +70,17 @@ class _Watch(TorchFunctionMode):
             self.problem = f"calls {name} on a tensor"
         elif func in FORMULAS:
             self.has_fused_cells = True
-        for t in _tensors((args, kwargs)):
-            if id(t) not in self.kept:
-                self.kept[id(t)] = t, version(t), t.grad_fn is None or sequence_number(t.grad_fn) < self._start
+        self.note((args, kwargs))
         found = func(*args, **kwargs)
         for t in _tensors(found):
             self.kept.setdefault(id(t), (t, 0, False))
         return found
+
+    def note(self, tree: Any) -> None:
+        """Note the tensors in ``tree``, as far as they are not known yet."""
+        for t in _tensors(tree):
+            if id(t) not in self.kept:
+                self.kept[id(t)] = t, version(t), t.grad_fn is None or sequence_number(t.grad_fn) < self._start
 
     def outside(self) -> list[Tensor]:
         """Return the tensors from outside."""
@@ -101,6 +105,8 @@ def run_first_step(loop: Loop, inputs: list[Any], scratch: bool) -> FirstStep:
     before = Surroundings(loop.step, not scratch)
     with _Watch(given) as watch:
         carry, y = loop.step(init, inputs[0])
+    # What the step returns as it is, no function takes.
+    watch.note(tree_leaves((carry, y)))
     problem = watch.problem or Surroundings(loop.step, not scratch).change(before)
     if problem is None and watch.was_changed():
         problem = "changes a tensor in place that it has not made itself"

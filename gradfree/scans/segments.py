@@ -64,6 +64,9 @@ class Segments:
         self.y_at = [n for n, t in enumerate(y) if t is not None]
         self.init = [carry[n].detach() for n in self.carry_at]
         self.dtypes = [t.dtype for t in self.init]
+        after = tree_leaves(first.carry)
+        # As in the loop, parts of the carry that no gradient reaches have no graph.
+        self.needed = [carry[n].requires_grad or after[n].requires_grad for n in self.carry_at]
         self.x = [cut.split(loop.xs[n].detach()) for n in self.x_at]
         self.ran: Ran | None = None
 
@@ -94,10 +97,14 @@ class Segments:
         starts = [values(b, dtype).detach() for b, dtype in zip(entering, self.dtypes, strict=True)]
         x, others = list(self.x), {}
         if torch.is_grad_enabled():
-            starts = [_leaf(b, True) for b in starts]
+            starts = [_leaf(b, needed) for b, needed in zip(starts, self.needed, strict=True)]
             x = [_leaf(t, self.loop.xs[n].requires_grad) for t, n in zip(x, self.x_at, strict=True)]
             others = {id(t): _leaf(t, True) for t in self.first.inner}
         self.ran = ran = self._run_all(starts, x, others)
+        if any(t.requires_grad and not needed for t, needed in zip(ran.leaving, self.needed, strict=True)):
+            # Such a part gets its graph from another part, at a later step than the first.
+            self.needed = [t.requires_grad or needed for t, needed in zip(ran.leaving, self.needed, strict=True)]
+            return self.run(entering)
         ran.x, ran.others = x, list(others.values())
         leaving = [numbers(t.detach()) for t in ran.leaving]
         return SweepResult(ran, leaving, [_size(t, dtype) for t, dtype in zip(leaving, self.dtypes, strict=True)])
@@ -130,7 +137,7 @@ class Segments:
         steps = len(x[0])
 
         def run(carry: list[Tensor], x: list[Tensor]) -> tuple[list[Tensor], list[Tensor], list[list[Tensor]]]:
-            step = self._step()
+            step = self._step(others)
             before, ys = carry, []
             for each in zip(*(t.unbind() for t in x), strict=True):
                 before = carry
@@ -146,14 +153,16 @@ class Segments:
         pieces = [[torch.stack(of_leaf[a:b]) for a, b in cuts] for of_leaf in zip(*ys, strict=True)]
         return carry, before, pieces
 
-    def _step(self) -> Callable[[list[Tensor], Sequence[Tensor]], tuple[list[Tensor], list[Tensor]]]:
+    def _step(self, others: dict[int, Tensor]) -> Callable[[list[Tensor], Sequence[Tensor]], tuple[list[Tensor], list[Tensor]]]:
         build_carry = _filled(self.carry_spec, self.carry_at)
         build_x = _filled(self.loop.spec, self.x_at)
         carry_at, y_at, name, step = self.carry_at, self.y_at, self.loop.name, self.loop.step
 
         def run(carry: list[Tensor], x: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
             after, y = step(build_carry(carry), build_x(x))
-            return _tensors_at(after, carry_at, name), _tensors_at(y, y_at, name)
+            found = _tensors_at(after, carry_at, name), _tensors_at(y, y_at, name)
+            # No function takes what the step returns as it is.
+            return tuple([others.get(id(t), t) for t in part] for part in found) if others else found
 
         return run
 
