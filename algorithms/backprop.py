@@ -14,6 +14,7 @@ from gradfree.devices.costs import own_kernel_is_faster
 from gradfree.engines.discovery import Chains, validate
 from gradfree.engines.engine import Engine
 from gradfree.engines.rank_segment import Neighbors, rank_gradients
+from gradfree.loops.compiled import run_compiled
 from gradfree.loops.recurrence import Loop, LoopMemory, Runner
 from gradfree.time.forward import LayerCall
 
@@ -80,5 +81,5 @@ class Backprop(Engine):
 
 
 def run_plain(loop: Loop, memory: LoopMemory, scratch: nn.Module | None) -> tuple[Any, Any]:
-    """Run a loop as it is."""
-    return loop.run()
+    """Run a loop as it is, or in compiled chunks."""
+    return loop.run() if memory.compiler is None else run_compiled(loop, memory.compiler)

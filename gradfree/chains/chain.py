@@ -211,7 +211,7 @@ class Solver(ABC):
 
     @property
     def loops(self) -> Any:
-        """Runs any step function over a sequence with autograd's own graph, a :data:`~gradfree.loops.recurrence.Runner`.
+        """Runs any step function on autograd's own graph, a :data:`~gradfree.loops.recurrence.Runner`.
 
         ``None``: the engine only solves recorded chains.
         """

@@ -13,6 +13,9 @@ from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_unflat
 Step = Callable[[Any, Any], tuple[Any, Any]]
 """Maps a carry and the inputs of one step to the next carry and the outputs of the step."""
 
+LeafStep = Callable[[Sequence[Tensor], Sequence[Tensor]], tuple[list[Tensor], list[Tensor]]]
+"""A step on the tensors among the leaves of its trees."""
+
 Leaves = list[Any]
 """The leaves of a pytree: tensors, and ``None`` where the tree has it."""
 
@@ -67,15 +70,54 @@ class LoopMemory:
 
     Attributes:
         tensors: those that are saved in checkpoints; ``None``: none are.
+        compiler: compiles chunks of steps, a :class:`~gradfree.loops.compiled.Compiler`; ``None``: nothing is compiled.
         known: all else, as the engine needs.
     """
 
     tensors: dict[str, Tensor] | None = None
+    compiler: Any = None
     known: Any = None
 
 
 Runner = Callable[[Loop, LoopMemory, "nn.Module | None"], tuple[Any, Any]]
 """Runs a loop, given what earlier calls have learnt, and the module whose buffers are scratch, if there is one."""
+
+
+def leaf_step(loop: Loop, carry: Structure, y: Structure) -> LeafStep:
+    """Return the step of ``loop`` on the tensors of its carry, inputs and outputs."""
+    build_carry, build_x = carry.build, Structure(loop.spec, [n for n, x in enumerate(loop.xs) if x is not None]).build
+    carry_at, y_at, name, step = carry.at, y.at, loop.name, loop.step
+
+    def run(carry: Sequence[Tensor], x: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
+        after, y = step(build_carry(carry), build_x(x))
+        return tensors_at(after, carry_at, name), tensors_at(y, y_at, name)
+
+    return run
+
+
+@dataclass(frozen=True)
+class Structure:
+    """A pytree without its tensors.
+
+    Attributes:
+        spec: the structure.
+        at: which of its leaves are tensors; the others are ``None``.
+    """
+
+    spec: TreeSpec
+    at: list[int]
+
+    @staticmethod
+    def of(tree: Any) -> tuple[Structure, list[Tensor]]:
+        """Return the structure of ``tree`` and its tensors."""
+        leaves, spec = tree_flatten(tree)
+        at = [n for n, t in enumerate(leaves) if t is not None]
+        return Structure(spec, at), [leaves[n] for n in at]
+
+    @property
+    def build(self) -> Callable[[Sequence[Any]], Any]:
+        """A function that puts tensors into the structure."""
+        return filled(self.spec, self.at)
 
 
 def builder(spec: TreeSpec) -> Callable[[Sequence[Any]], Any]:
@@ -103,3 +145,28 @@ def stacked(ys: Sequence[Any], name: str) -> Any:
         raise TypeError(f"{name} returns a y of another structure at some steps. Return the same at every step.")
     parts = [None if part[0] is None else torch.stack(part) for part in zip(*leaves, strict=True)]
     return builder(spec)(parts)
+
+
+def filled(spec: TreeSpec, at: Sequence[int]) -> Callable[[Sequence[Any]], Any]:
+    """Return a function that puts tensors into ``spec``, at the leaves ``at``; the other leaves are ``None``."""
+    build, count = builder(spec), spec.num_leaves
+    if len(at) == count:
+        return build
+
+    def fill(tensors: Sequence[Any]) -> Any:
+        leaves: Leaves = [None] * count
+        for n, t in zip(at, tensors, strict=True):
+            leaves[n] = t
+        return build(leaves)
+
+    return fill
+
+
+def tensors_at(tree: Any, at: Sequence[int], name: str) -> list[Tensor]:
+    """Return the leaves ``at`` of a tree, which must be its only tensors."""
+    if isinstance(tree, Tensor) and len(at) == 1:
+        return [tree]
+    leaves = tree_leaves(tree)
+    if [n for n, t in enumerate(leaves) if t is not None] != list(at):
+        raise TypeError(f"{name} returns another structure at some steps.")
+    return [leaves[n] for n in at]

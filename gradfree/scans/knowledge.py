@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable
 from dataclasses import dataclass, field, replace
-from math import log
-from typing import Any
+from math import inf, log
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,6 +15,7 @@ from torch.utils._pytree import tree_leaves
 from gradfree.convergence.outcome import Outcome
 from gradfree.devices.costs import best_count
 from gradfree.devices.hardware import mark, seconds
+from gradfree.loops.compiled import CHUNK, Compiler
 from gradfree.segments.rule import ChainPass, SegmentRule
 from gradfree.torchside.hooks import when_backward
 from gradfree.torchside.private import saves_elsewhere
@@ -60,11 +61,13 @@ class Knowledge:
     """What calls of one step function have learnt; it changes how they run, never their results.
 
     Args:
-        memory: tensors of the passes, see :class:`~gradfree.convergence.passes.Pass`; ``None``: apart for each number of
-            units, since programs make closures anew in every pass.
+        memory: tensors of the passes, see :class:`~gradfree.convergence.passes.Pass`; ``None``: apart for each number
+            of units, since programs make closures anew in every pass.
+        compiler: compiles chunks of steps; ``None``: nothing is compiled.
     """
 
     _memory: dict[str, Tensor] | None = None
+    _compiler: Compiler | None = None
     _memories: dict[Hashable, dict[str, Tensor]] = field(default_factory=dict)
     _contests: dict[Hashable, Contest] = field(default_factory=dict)
     _warned: set[str] = field(default_factory=set)
@@ -83,39 +86,67 @@ class Knowledge:
         """Return how this call runs, and what times it; ``this`` is its forward pass."""
         like = this.like
         if isinstance(rule.segments, int):
-            return Stopwatch(rule, rule.segments, None, like.device)
+            return Stopwatch(rule, Way(rule.segments, self._compiler is not None), None, like.device)
         most = this.length // 8
         if this.is_paused or this.length < 4 * this.burn:
-            return Stopwatch(rule, 1, None, like.device)
+            return Stopwatch(rule, Way(1, self._compiler is not None), None, like.device)
         key = (this.length, like.shape, like.dtype, like.device, torch.is_grad_enabled())
         if key not in self._contests:
-            self._contests[key] = Contest(min(this.length // this.burn, best_count(this.length, len(like), this.free, this.burn)))
+            count = min(this.length // this.burn, best_count(this.length, len(like), this.free, this.burn))
+            self._contests[key] = Contest(count, this.length if self._compiler is not None else None)
         contest = self._contests[key]
         # Not in a checkpoint, whose second run must be as the first one.
-        count, is_timed = (contest.fastest, False) if saves_elsewhere() else contest.next(most)
-        return Stopwatch(replace(rule, segments=count), count, contest if is_timed else None, like.device)
+        way, is_timed = (contest.fastest, False) if saves_elsewhere() else contest.next(most)
+        return Stopwatch(replace(rule, segments=way.segments), way, contest if is_timed else None, like.device)
+
+    def compiler(self, way: Way) -> Compiler | None:
+        """Return what compiles the steps of a call that runs so."""
+        return self._compiler if way.is_compiled else None
+
+
+class Way(NamedTuple):
+    """How a call runs.
+
+    Attributes:
+        segments: their number; 1: the plain loop.
+        is_compiled: whether chunks of its steps are compiled.
+    """
+
+    segments: int
+    is_compiled: bool = False
+
+
+PLAIN = Way(1)
 
 
 class Contest:
-    """Finds the fastest number of segments from the times of calls; 1 is the plain loop.
+    """Finds the fastest way from the times of calls.
 
-    Climbs from a first estimate by factors of two. The fastest is timed against the plain loop again from time to time.
+    Climbs from a first estimate of the number of segments by factors of two. Then the fastest number and the plain loop
+    are compiled, if that is wanted. The fastest is timed against the plain loop again from time to time.
 
     Attributes:
-        fastest: the fastest number so far.
+        fastest: the fastest way so far.
 
     Args:
         first: the first estimate.
+        compiled: T, if chunks of steps may be compiled, else ``None``.
     """
 
-    def __init__(self, first: int):
-        self.fastest = self._first = first
-        self._queue, self._calls = [first, 1], 0
+    def __init__(self, first: int, compiled: int | None):
+        self.fastest = Way(first)
+        self._first, self._compiled = Way(first), compiled
+        self._queue, self._calls = [Way(first), PLAIN], 0
         self._wait = self._left = _FIRST_WAIT
-        self._marks: dict[tuple[int, str], list[tuple[Any, Any]]] = {}
+        self._marks: dict[tuple[Way, str], list[tuple[Any, Any]]] = {}
 
-    def next(self, most: int) -> tuple[int, bool]:
-        """Return the number for the next call, up to ``most``, and whether the call is timed."""
+    @property
+    def is_over(self) -> bool:
+        """Whether calls run the fastest way, untimed."""
+        return not self._queue
+
+    def next(self, most: int) -> tuple[Way, bool]:
+        """Return the way of the next call, in up to ``most`` segments, and whether the call is timed."""
         if self._queue and self._calls >= _TURN:
             self._queue.pop(0)
             self._calls = 0
@@ -126,31 +157,46 @@ class Contest:
         self._left -= 1
         if self._left <= 0:
             self._wait = self._left = min(2 * self._wait, _LONGEST_WAIT)
-            self._queue = [self.fastest if self.fastest > 1 else self._first, 1]
+            self._queue = [self._first if self.fastest == PLAIN else self.fastest, PLAIN]
             for key in [key for key in self._marks if key[0] in self._queue]:
                 del self._marks[key]
         return self.fastest, False
 
-    def note(self, count: int, what: str, start: Any, end: Any) -> None:
+    def note(self, way: Way, what: str, start: Any, end: Any) -> None:
         """Note the start and the end of a pass, "forward" or "backward"."""
-        self._marks.setdefault((count, what), []).append((start, end))
+        self._marks.setdefault((way, what), []).append((start, end))
 
-    def _after_turns(self, most: int) -> list[int]:
-        """Choose the fastest number; return those to time next."""
-        counts = sorted({count for count, _ in self._marks})
-        times = dict(zip(counts, self._times(counts), strict=True))
-        cuts = [count for count in counts if count > 1]
-        best = min(cuts, key=times.__getitem__, default=1)
-        self.fastest = best if times.get(best, 0.0) <= _GAIN * times.get(1, 0.0) else 1
-        near = [best // 4] if self.fastest == 1 and len(cuts) == 1 else []
-        near = [best // 2, best * 2] if self.fastest > 1 else near
-        return [count for count in near if 2 <= count <= most and count not in counts][:1]
-
-    def _times(self, counts: Sequence[int]) -> list[float]:
-        """Return the seconds of each number: of both passes, if both were timed for all of them."""
-        both = all((count, "backward") in self._marks for count in counts)
+    def times(self) -> dict[Way, float]:
+        """Return the seconds of each way: of both passes, if both were timed for all of them."""
+        ways = sorted({way for way, _ in self._marks})
+        both = all((way, what) in self._marks for way in ways for what in ("forward", "backward"))
         passes = ("forward", "backward") if both else ("forward",)
-        return [sum(min(seconds(*pair) for pair in self._marks[count, what]) for what in passes) for count in counts]
+        return {
+            way: sum(min(seconds(*pair) for pair in self._marks.get((way, what), [(0.0, inf)])) for what in passes)
+            for way in ways
+        }
+
+    def _after_turns(self, most: int) -> list[Way]:
+        """Choose the fastest way; return those to time next."""
+        times = self.times()
+        best = min((way for way in times if way != PLAIN), key=times.__getitem__, default=PLAIN)
+        self.fastest = best if times.get(best, 0.0) <= _GAIN * times.get(PLAIN, 0.0) else PLAIN
+        if any(way.is_compiled for way in times):
+            return []
+        cuts = [way.segments for way in times if way != PLAIN]
+        near = [best.segments // 4] if self.fastest == PLAIN and len(cuts) == 1 else []
+        near = [best.segments // 2, best.segments * 2] if self.fastest != PLAIN else near
+        fresh = [Way(count) for count in near if 2 <= count <= most and count not in cuts]
+        if fresh or self._compiled is None:
+            return fresh[:1]
+        cut = [Way(_even(best.segments, self._compiled), True)] if self.fastest != PLAIN else []
+        return [*cut, Way(1, True)]
+
+
+def _even(count: int, length: int) -> int:
+    """Return the number of segments nearest to ``count`` that have whole chunks of steps, if there is one."""
+    whole = [c for c in range(2, length // CHUNK + 1) if length % (c * CHUNK) == 0]
+    return min(whole, key=lambda c: abs(log(c / count)), default=count)
 
 
 @dataclass
@@ -159,13 +205,13 @@ class Stopwatch:
 
     Attributes:
         rule: the rule with the number of segments.
-        count: the number of segments, 1 if the call is not cut.
+        way: how the call runs.
         contest: takes the times; ``None`` if the call is not timed.
         device: the call's device.
     """
 
     rule: SegmentRule
-    count: int
+    way: Way
     contest: Contest | None
     device: torch.device
 
@@ -199,4 +245,4 @@ class Stopwatch:
 
     def _end(self, what: str) -> None:
         if self.contest is not None:
-            self.contest.note(self.count, what, self._start, self._mark())
+            self.contest.note(self.way, what, self._start, self._mark())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -15,10 +15,11 @@ from torch.utils._pytree import tree_flatten, tree_leaves
 
 from gradfree.chains.solving import offer_figure
 from gradfree.convergence.outcome import Outcome
-from gradfree.errors import STEP_CHANGED
-from gradfree.loops.recurrence import Loop, LoopMemory, builder
+from gradfree.errors import STEP_CHANGED, ChainError
+from gradfree.loops.compiled import compiling, run_compiled
+from gradfree.loops.recurrence import Loop, LoopMemory, Structure, builder
 from gradfree.scans.first_step import FirstStep, Replacing, run_first_step
-from gradfree.scans.knowledge import Knowledge, ScanPass, Stopwatch
+from gradfree.scans.knowledge import Knowledge, ScanPass, Stopwatch, Way
 from gradfree.scans.layout import Cut
 from gradfree.scans.segments import Ran, Segments, SegmentsBackward
 from gradfree.scans.surroundings import Surroundings
@@ -56,7 +57,7 @@ class SegmentedLoop:
         self.forward = ScanPass(self.loop.name, "forward", memory, length, like, "any")
         self.backward = ScanPass(self.loop.name, "backward", memory, length, like, "any")
         watch = self.known.stopwatch(self.rule, self.forward)
-        plan = None if watch.count == 1 or self.backward.is_paused else watch.rule.plan(self.forward)
+        plan = None if watch.way.segments == 1 or self.backward.is_paused else watch.rule.plan(self.forward)
         if plan is None or plan.count < 2:
             return self._run_uncut(watch)
         found = self._run_cut(plan, watch)
@@ -64,8 +65,11 @@ class SegmentedLoop:
         return found
 
     def _run_uncut(self, watch: Stopwatch) -> Any:
-        loop = self.loop
-        if watch.contest is not None:
+        loop, compiler = self.loop, self.known.compiler(watch.way)
+        if compiler is not None:
+            carry, ys = run_compiled(loop, compiler)
+            watch.forward_ended()
+        elif watch.contest is not None:
             inputs = loop.inputs()
             first, y = loop.step(loop.init, inputs[0])
             carry, ys = loop.run(inputs[1:], first, [y])
@@ -90,7 +94,7 @@ class SegmentedLoop:
         inputs = loop.inputs()
         first = run_first_step(loop, inputs, self.scratch is not None)
         if first.problem is None:
-            segments, ran = self._try_segments(first, plan)
+            segments, ran = self._try_segments(first, plan, watch.way)
             if ran is not None:
                 return self._connected(segments, ran, watch)
         if first.problem is not None:
@@ -104,19 +108,24 @@ class SegmentedLoop:
         self.known.warn(f"{self.loop.name} runs step by step: the step {problem}. {_REMEDY}")
         self.forward.pause()
 
-    def _try_segments(self, first: FirstStep, plan: SegmentPlan) -> tuple[Segments, Ran | None]:
+    def _try_segments(self, first: FirstStep, plan: SegmentPlan, way: Way) -> tuple[Segments, Ran | None]:
         """Run all segments until their borders agree; ``None`` if they do not, or if the step cannot run so."""
         loop, step = self.loop, self.loop.step
         tensors = [*tree_leaves(loop.init), *loop.xs, *first.leaves, *first.inner]
         needed = torch.is_grad_enabled() and any(isinstance(t, Tensor) and t.requires_grad for t in tensors)
         cut = Cut.into(plan.count, loop.length)
         burn = self.forward.burnt = min(self.forward.burn_in(self.rule), loop.length - cut.steps)
-        segments = Segments(loop, first, cut, burn)
-        before = Surroundings(step, self.scratch is None)
+        compiler = self.known.compiler(way)
+        segments = Segments(loop, first, cut, burn, compiler)
         try:
-            with torch.set_grad_enabled(needed), _restored(self.scratch):
+            with (
+                nullcontext() if compiler is None else compiling(loop.name),
+                torch.set_grad_enabled(needed),
+                _restored(self.scratch),
+            ):
+                before = Surroundings(step, self.scratch is None)
                 ran, outcome = solve_borders(segments.run, segments.guess(), plan.stopping)
-        except torch.OutOfMemoryError:
+        except (torch.OutOfMemoryError, ChainError):
             raise
         except Exception as error:
             first.problem = f"cannot run in segments ({_first_line(error)})"
@@ -130,7 +139,7 @@ class SegmentedLoop:
         """Return the results of a run, as outputs of an autograd function where they need a gradient."""
         outputs = segments.outputs(ran)
         if any(t.requires_grad for t in outputs):
-            inputs = [tree_leaves(self.loop.init)[n] for n in segments.carry_at]
+            inputs = [*Structure.of(self.loop.init)[1]]
             inputs += [self.loop.xs[n] for n in segments.x_at]
             inputs += [*segments.first.leaves, *segments.first.inner]
             call = _Call(self, segments, ran, watch, autocast_now(inputs[0]))
@@ -191,7 +200,7 @@ class _Call:
                 message = STEP_CHANGED.message(name=loop.name, what="gives other results in the backward pass")
                 refuse_other_values(now.detach(), before.detach(), rounding, message)
         live = [(o, e) for o, e in zip(outputs, cotangents, strict=True) if o.requires_grad and e is not None]
-        targets = [*(init[n] for n in segments.carry_at), *(xs[n] for n in segments.x_at), *first.leaves, *others]
+        targets = [*(init[n] for n in segments.carry.at), *(xs[n] for n in segments.x_at), *first.leaves, *others]
         wanted = [t for t in targets if t.requires_grad]
         with without_hooks(first.leaves):
             found = torch.autograd.grad([o for o, _ in live], wanted, [e for _, e in live], allow_unused=True)
@@ -270,5 +279,5 @@ def _copy(t: Any) -> Any:
 def run_loop(rule: SegmentRule, loop: Loop, memory: LoopMemory, scratch: nn.Module | None) -> tuple[Any, Any]:
     """Run ``loop`` in segments, see :class:`SegmentedLoop`."""
     if memory.known is None:
-        memory.known = Knowledge(memory.tensors)
+        memory.known = Knowledge(memory.tensors, memory.compiler)
     return SegmentedLoop(loop, rule, memory.known, scratch).run()

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves
 
 from gradfree.convergence.outcome import largest
-from gradfree.loops.recurrence import Leaves, Loop, builder
+from gradfree.loops.compiled import Compiler, run_chunk_of_segments
+from gradfree.loops.recurrence import LeafStep, Loop, Structure, leaf_step
 from gradfree.scans.first_step import FirstStep, Replacing
 from gradfree.scans.layout import Cut
 from gradfree.segments.multiple_shooting import SweepResult
@@ -42,7 +42,7 @@ class Ran:
     def free(self) -> None:
         """Drop all tensors, and with them the graph."""
         for tensors in (self.starts, self.leaving, self.inner, self.pieces, self.x, self.others):
-            tensors.clear()  # type: ignore[attr-defined]
+            tensors.clear()
 
 
 class Segments:
@@ -53,20 +53,21 @@ class Segments:
         first: its first step.
         cut: how to cut it.
         burn: the number of burn-in steps; may be more than S.
+        compiler: compiles chunks of steps; ``None``: they are not compiled.
     """
 
-    def __init__(self, loop: Loop, first: FirstStep, cut: Cut, burn: int):
+    def __init__(self, loop: Loop, first: FirstStep, cut: Cut, burn: int, compiler: Compiler | None):
         self.loop, self.first, self.cut, self.burn = loop, first, cut, burn
-        carry, self.carry_spec = tree_flatten(loop.init)
-        self.carry_at = [n for n, t in enumerate(carry) if t is not None]
+        # What is put in place of other tensors and functions would have to be compiled, too.
+        self._compiler = None if first.inner or first.has_fused_cells else compiler
+        self.carry, carry = Structure.of(loop.init)
         self.x_at = [n for n, t in enumerate(loop.xs) if t is not None]
-        y, self.y_spec = tree_flatten(first.y)
-        self.y_at = [n for n, t in enumerate(y) if t is not None]
-        self.init = [carry[n].detach() for n in self.carry_at]
+        self.y, _ = Structure.of(first.y)
+        self.init = [t.detach() for t in carry]
         self.dtypes = [t.dtype for t in self.init]
-        after = tree_leaves(first.carry)
+        _, after = Structure.of(first.carry)
         # As in the loop, parts of the carry that no gradient reaches have no graph.
-        self.needed = [carry[n].requires_grad or after[n].requires_grad for n in self.carry_at]
+        self.needed = [a.requires_grad or b.requires_grad for a, b in zip(carry, after, strict=True)]
         self.x = [cut.split(loop.xs[n].detach()) for n in self.x_at]
         self.ran: Ran | None = None
 
@@ -134,37 +135,38 @@ class Segments:
         Returns:
             The carries after the last step, those before it, and the pieces of each leaf of y.
         """
+        step = leaf_step(self.loop, self.carry, self.y)
+        if self._compiler is not None:
+            return self._run_compiled(self._compiler, step, starts, x, ends)
         steps = len(x[0])
 
         def run(carry: list[Tensor], x: list[Tensor]) -> tuple[list[Tensor], list[Tensor], list[list[Tensor]]]:
-            step = self._step(others)
             before, ys = carry, []
             for each in zip(*(t.unbind() for t in x), strict=True):
                 before = carry
-                carry, y = step(carry, each)
+                # No function takes what the step returns as it is.
+                carry, y = ([others.get(id(t), t) for t in part] for part in step(carry, each))
                 ys.append(y)
             return carry, before if steps > 1 else [], ys if ends else []
 
-        mode = Replacing(others) if others or self.first.has_fused_cells else nullcontext()
-        with mode:
+        with Replacing(others) if others or self.first.has_fused_cells else nullcontext():
             found: Any = torch.func.vmap(run, in_dims=(0, 1))(starts, x)
         carry, before, ys = found
         cuts = list(zip([0, *ends], ends, strict=False))
         pieces = [[torch.stack(of_leaf[a:b]) for a, b in cuts] for of_leaf in zip(*ys, strict=True)]
         return carry, before, pieces
 
-    def _step(self, others: dict[int, Tensor]) -> Callable[[list[Tensor], Sequence[Tensor]], tuple[list[Tensor], list[Tensor]]]:
-        build_carry = _filled(self.carry_spec, self.carry_at)
-        build_x = _filled(self.loop.spec, self.x_at)
-        carry_at, y_at, name, step = self.carry_at, self.y_at, self.loop.name, self.loop.step
-
-        def run(carry: list[Tensor], x: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
-            after, y = step(build_carry(carry), build_x(x))
-            found = _tensors_at(after, carry_at, name), _tensors_at(y, y_at, name)
-            # No function takes what the step returns as it is.
-            return tuple([others.get(id(t), t) for t in part] for part in found) if others else found
-
-        return run
+    def _run_compiled(
+        self, compiler: Compiler, step: LeafStep, carry: Sequence[Tensor], x: Sequence[Tensor], ends: Sequence[int]
+    ) -> tuple[list[Tensor], list[Tensor], list[list[Tensor]]]:
+        """Do what :meth:`_run` does, in compiled chunks."""
+        stops = list(ends) or [len(x[0])]
+        by_piece, before = [], carry
+        for begin, end in zip([0, *stops], stops, strict=False):
+            carry, ys, before = compiler.run(run_chunk_of_segments, step, carry, [t[begin:end] for t in x])
+            by_piece.append(ys)
+        pieces = [list(of_leaf) for of_leaf in zip(*by_piece, strict=True)] if ends else []
+        return list(carry), list(before), pieces
 
     def outputs(self, ran: Ran) -> list[Tensor]:
         """Return the leaves of the final carry and of the outputs of all steps, (T, ...)."""
@@ -172,11 +174,8 @@ class Segments:
 
     def tree(self, outputs: Sequence[Tensor]) -> tuple[Any, Any]:
         """Return the final carry and the outputs in the structures that the step returns."""
-        n = len(self.carry_at)
-        return (
-            _filled(self.carry_spec, self.carry_at)(outputs[:n]),
-            _filled(self.y_spec, self.y_at)(outputs[n:]),
-        )
+        n = len(self.init)
+        return self.carry.build(outputs[:n]), self.y.build(outputs[n:])
 
 
 class SegmentsBackward:
@@ -302,27 +301,3 @@ def _size(t: Tensor, dtype: torch.dtype) -> Tensor:
 
 def _leaf(t: Tensor, needed: bool) -> Tensor:
     return t.detach().requires_grad_(needed and (t.is_floating_point() or t.is_complex()))
-
-
-def _filled(spec: TreeSpec, at: Sequence[int]) -> Callable[[Sequence[Any]], Any]:
-    """Return a function that puts tensors into ``spec``, at the leaves ``at``; the other leaves are ``None``."""
-    build, count = builder(spec), spec.num_leaves
-    if len(at) == count:
-        return build
-
-    def fill(tensors: Sequence[Any]) -> Any:
-        leaves: Leaves = [None] * count
-        for n, t in zip(at, tensors, strict=True):
-            leaves[n] = t
-        return build(leaves)
-
-    return fill
-
-
-def _tensors_at(tree: Any, at: Sequence[int], name: str) -> list[Tensor]:
-    if isinstance(tree, Tensor) and len(at) == 1:
-        return [tree]
-    leaves = tree_leaves(tree)
-    if [n for n, t in enumerate(leaves) if t is not None] != list(at):
-        raise TypeError(f"{name} returns another structure at some steps.")
-    return [leaves[n] for n in at]

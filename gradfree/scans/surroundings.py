@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import partial
 from itertools import islice
 from types import FunctionType, MethodType, ModuleType
@@ -108,10 +109,8 @@ def _variables(function: FunctionType) -> Iterator[tuple[str, Any]]:
     """Yield the variables outside of a function that it can read or change, by name."""
     code = function.__code__
     for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
-        try:
+        with suppress(ValueError):  # Not assigned yet.
             yield name, cell.cell_contents
-        except ValueError:  # Not assigned yet.
-            yield name, None
     for name in code.co_names:
         if name in function.__globals__:
             yield name, function.__globals__[name]

@@ -13,6 +13,7 @@ from torch.nn.utils.rnn import PackedSequence
 from torch.utils._pytree import tree_flatten
 
 from gradfree.algebra.block_scan import Blocks
+from gradfree.loops.compiled import Compiler, run_compiled
 from gradfree.loops.recurrence import Loop
 from gradfree.time.packing import PackedRows
 
@@ -32,13 +33,16 @@ class CellLayer(nn.Module):
         batch_first: whether sequences are (B, T, ·) rather than (T, B, ·).
         scratch: whether the cell's buffers and tensor attributes carry nothing from step to step: it only writes to
             them, or writes before it reads. An engine may then run steps at once.
+        compile: see :func:`gradfree.scan`; for any engine that runs the loop itself, and without one.
     """
 
-    def __init__(self, cell: nn.Module, batch_first: bool = False, scratch: bool = False):
+    def __init__(self, cell: nn.Module, batch_first: bool = False, scratch: bool = False, compile: bool = False):
         super().__init__()
         self.cell = cell
         self.batch_first = batch_first
         self.scratch = scratch
+        self._compile = compile
+        self._compiler: Compiler | None = None
 
     def forward(self, x: Any, state: Any = None) -> tuple[Any, Any]:
         """Return the outputs of all steps and the final state.
@@ -85,13 +89,25 @@ class CellLayer(nn.Module):
             parts: the parts of the initial state.
             ends: selects the final states from those of all steps (T, B, ·). ``None``: those of the last step.
         """
-        return results(self.loop(x, parts, ends).run(), ends)
+        loop, compiler = self.loop(x, parts, ends), self.compiler
+        return results(loop.run() if compiler is None else run_compiled(loop, compiler), ends)
+
+    @property
+    def compiler(self) -> Compiler | None:
+        """What compiles chunks of steps; ``None``: they are not compiled."""
+        if self._compile and self._compiler is None:
+            self._compiler = Compiler()
+        return self._compiler
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave compiled functions out of copies."""
+        return {**super().__getstate__(), "_compiler": None}
 
     def loop(self, x: Any, parts: Sequence[Tensor], ends: Ends | None, name: str = "the cell layer") -> Loop:
         """Return the loop over the steps; arguments as in :meth:`unroll`, and a name for messages."""
-        cell, by_units = self.cell, runs_by_units(self.cell)
-        if runs_by_units(cell):
-            x = cell.fed(x)
+        cell: Any = self.cell
+        by_units = runs_by_units(cell)
+        x = cell.fed(x) if by_units else x
 
         def step(parts: tuple[Tensor, ...], x: Any) -> tuple[tuple[Tensor, ...], Any]:
             after = tuple(cell.advance(x, parts) if by_units else apply_cell(cell, x, parts))

@@ -89,7 +89,7 @@ class CellRecorder:
         self.attachment, self.layer, self.inside = attachment, layer, inside
         self.where = f"{attachment.path}.cell".removeprefix(".")
         self.single_steps = SingleStepWarning(attachment.path)
-        self.loop_memory = LoopMemory(attachment.memory.of("segments"))
+        self.loop_memory = LoopMemory(attachment.memory.of("segments"), layer.compiler)
 
     def remove(self) -> None:
         """Restore the layer's own loop."""
@@ -109,8 +109,8 @@ class CellRecorder:
             return type(self.layer).unroll(self.layer, x, parts, ends)
         if isinstance(x, tuple):
             raise ChainError(
-                f"{self.where} has an input of several tensors, for which this engine cannot run all steps as one batch. "
-                "Use 'shooting' or 'backprop', or concatenate them."
+                f"{self.where} has an input of several tensors, for which this engine cannot run all steps as one "
+                "batch. Use 'shooting' or 'backprop', or concatenate them."
             )
         if ends is not None and len(parts) > 1:
             raise ChainError(
@@ -130,7 +130,9 @@ class CellRecorder:
         loop = layer.loop(x, parts, ends, at.path or "the cell layer")
         self.single_steps.count(loop.length)
         refuse(sharded(self.inside))
-        run = partial(Loop.run, loop) if at.use_exact else partial(at.engine.loops, loop, self.loop_memory, self._scratch)
+        run = (
+            partial(Loop.run, loop) if at.use_exact else partial(at.engine.loops, loop, self.loop_memory, self._scratch)
+        )
         outputs = results(run(), ends)
         if at.path not in at.solved:
             when_backward([out for out in outputs if out.requires_grad], [partial(at.solved.add, at.path)])

@@ -1,15 +1,7 @@
 """``scan`` in segments against the loop: outputs, final carries and all gradients in float64."""
 
-import warnings
-
 import pytest
-import torch
-import torch.nn.functional as F
-from scan_tasks import KINDS, CutTask, compare, loop
-from torch import nn
-from torch.utils.checkpoint import checkpoint
-
-import gradfree
+from scan_tasks import KINDS, CutTask, compare
 
 
 @pytest.mark.parametrize("kind", [kind for kind, (_, cut) in KINDS.items() if cut])
