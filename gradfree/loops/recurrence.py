@@ -17,7 +17,7 @@ LeafStep = Callable[[Sequence[Tensor], Sequence[Tensor]], tuple[list[Tensor], li
 """A step on the tensors among the leaves of its trees."""
 
 Leaves = list[Any]
-"""The leaves of a pytree: tensors, and ``None`` where the tree has it."""
+"""The leaves of a pytree: tensors, and ``None`` for leaves that are none."""
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map
 
-from gradfree.loops.recurrence import Loop
+from gradfree.loops.recurrence import Loop, builder
 from gradfree.scans.fused_cells import FORMULAS
 from gradfree.scans.surroundings import Surroundings
 from gradfree.torchside.graph import walk
@@ -91,20 +91,20 @@ class _Watch(TorchFunctionMode):
         return any(from_outside and version(t) != before for t, before, from_outside in self.kept.values())
 
 
-def run_first_step(loop: Loop, inputs: list[Any], scratch: bool) -> FirstStep:
+def run_first_step(loop: Loop, scratch: bool) -> FirstStep:
     """Run the first step as the loop does.
 
     Args:
         loop: the loop.
-        inputs: those of each step.
         scratch: whether buffers of modules are only written to, so that they carry nothing from step to step.
     """
+    x = builder(loop.spec)([each if each is None else each[0] for each in loop.xs])
     # Views: the step may use the initial carry from outside, too.
     init = tree_map(lambda t: t.view_as(t) if isinstance(t, Tensor) and t.requires_grad else t, loop.init)
-    given = [t for t in tree_leaves((init, inputs[0])) if isinstance(t, Tensor)]
+    given = [t for t in tree_leaves((init, x)) if isinstance(t, Tensor)]
     before = Surroundings(loop.step, not scratch)
     with _Watch(given) as watch:
-        carry, y = loop.step(init, inputs[0])
+        carry, y = loop.step(init, x)
     # What the step returns as it is, no function takes.
     watch.note(tree_leaves((carry, y)))
     problem = watch.problem or Surroundings(loop.step, not scratch).change(before)

@@ -24,6 +24,8 @@ _TURN = 3
 """How many calls a number of segments is timed for."""
 _FIRST_WAIT, _LONGEST_WAIT = 256, 8192
 """After how many calls the fastest numbers are timed again, at first and at most."""
+_SHORTEST = 128
+"""Shorter sequences are not cut."""
 _GAIN = 0.97
 """A cut that takes more of the plain loop's time than this is not taken."""
 
@@ -47,9 +49,11 @@ class ScanPass(ChainPass):
         if not 0.0 < first < 1.0:
             return
         steps, error = self.burnt, first
-        if more and 0.0 < more[0] < first:
+        fallen = [n for n, mismatch in enumerate(more, 1) if 0.0 < mismatch < first]
+        if fallen:
             # A sweep is a burn-in that is longer by a segment.
-            steps, error = -(-self.length // self.plan.count), more[0] / first
+            steps = fallen[-1] * -(-self.length // self.plan.count)
+            error = more[fallen[-1] - 1] / first
         needed = self.burnt + steps * log(tolerance / 4 / first) / log(error) if steps else 0.0
         if first > tolerance or needed < 0.7 * self.burnt:
             burn = max(8, min(8 * -(-int(needed) // 8), self.length // 2))
@@ -88,11 +92,11 @@ class Knowledge:
         if isinstance(rule.segments, int):
             return Stopwatch(rule, Way(rule.segments, self._compiler is not None), None, like.device)
         most = this.length // 8
-        if this.is_paused or this.length < 4 * this.burn:
+        if this.is_paused or this.length < _SHORTEST:
             return Stopwatch(rule, Way(1, self._compiler is not None), None, like.device)
         key = (this.length, like.shape, like.dtype, like.device, torch.is_grad_enabled())
         if key not in self._contests:
-            count = min(this.length // this.burn, best_count(this.length, len(like), this.free, this.burn))
+            count = min(max(2, this.length // this.burn), best_count(this.length, len(like), this.free, this.burn))
             self._contests[key] = Contest(count, this.length if self._compiler is not None else None)
         contest = self._contests[key]
         # Not in a checkpoint, whose second run must be as the first one.
@@ -146,7 +150,7 @@ class Contest:
         return not self._queue
 
     def next(self, most: int) -> tuple[Way, bool]:
-        """Return the way of the next call, in up to ``most`` segments, and whether the call is timed."""
+        """Return how the next call runs, in up to ``most`` segments, and whether it is timed."""
         if self._queue and self._calls >= _TURN:
             self._queue.pop(0)
             self._calls = 0

@@ -91,15 +91,14 @@ class SegmentedLoop:
 
     def _run_cut(self, plan: SegmentPlan, watch: Stopwatch) -> Any:
         loop = self.loop
-        inputs = loop.inputs()
-        first = run_first_step(loop, inputs, self.scratch is not None)
+        first = run_first_step(loop, self.scratch is not None)
         if first.problem is None:
             segments, ran = self._try_segments(first, plan, watch.way)
             if ran is not None:
                 return self._connected(segments, ran, watch)
         if first.problem is not None:
             self.refuse(first.problem)
-        carry, ys = loop.run(inputs[1:], first.carry, [first.y])
+        carry, ys = loop.run(loop.inputs()[1:], first.carry, [first.y])
         self._when_backward((carry, ys), [self.forward.remember])
         return carry, ys
 

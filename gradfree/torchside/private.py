@@ -143,7 +143,9 @@ def version(tensor: Tensor) -> int:
 
 
 _sequence_number: Callable[[Node], Callable[[], int]] = _needed(
-    "torch.autograd.graph.Node._sequence_nr", "tells what a step makes from what it takes from outside", attribute=True
+    "torch.autograd.graph.Node._sequence_nr",
+    "distinguishes what a step makes from what it takes from outside",
+    attribute=True,
 )
 
 
