@@ -21,7 +21,7 @@ from gradfree.loops.recurrence import Loop, LoopMemory, Structure, builder
 from gradfree.scans.first_step import FirstStep, Replacing, run_first_step
 from gradfree.scans.knowledge import Knowledge, ScanPass, Stopwatch, Way
 from gradfree.scans.layout import Cut
-from gradfree.scans.segments import Ran, Segments, SegmentsBackward
+from gradfree.scans.segments import LoopSegments, LoopSegmentsBackward, Ran
 from gradfree.scans.surroundings import Surroundings
 from gradfree.segments.multiple_shooting import solve_borders
 from gradfree.segments.rule import SegmentPlan, SegmentRule
@@ -107,7 +107,7 @@ class SegmentedLoop:
         self.known.warn(f"{self.loop.name} runs step by step: the step {problem}. {_REMEDY}")
         self.forward.pause()
 
-    def _try_segments(self, first: FirstStep, plan: SegmentPlan, way: Way) -> tuple[Segments, Ran | None]:
+    def _try_segments(self, first: FirstStep, plan: SegmentPlan, way: Way) -> tuple[LoopSegments, Ran | None]:
         """Run all segments until their borders agree; ``None`` if they do not, or if the step cannot run so."""
         loop, step = self.loop, self.loop.step
         tensors = [*tree_leaves(loop.init), *loop.xs, *first.leaves, *first.inner]
@@ -115,7 +115,7 @@ class SegmentedLoop:
         cut = Cut.into(plan.count, loop.length)
         burn = self.forward.burnt = min(self.forward.burn_in(self.rule), loop.length - cut.steps)
         compiler = self.known.compiler(way)
-        segments = Segments(loop, first, cut, burn, compiler)
+        segments = LoopSegments(loop, first, cut, burn, compiler)
         try:
             with (
                 nullcontext() if compiler is None else compiling(loop.name),
@@ -134,7 +134,7 @@ class SegmentedLoop:
         self.forward.outcome, self.forward.plan = outcome, plan
         return segments, ran if outcome.settled else None
 
-    def _connected(self, segments: Segments, ran: Ran, watch: Stopwatch) -> Any:
+    def _connected(self, segments: LoopSegments, ran: Ran, watch: Stopwatch) -> Any:
         """Return the results of a run, as outputs of an autograd function where they need a gradient."""
         outputs = segments.outputs(ran)
         if any(t.requires_grad for t in outputs):
@@ -153,7 +153,7 @@ class _Call:
     """What the backward pass needs."""
 
     owner: SegmentedLoop
-    segments: Segments
+    segments: LoopSegments
     ran: Ran
     watch: Stopwatch
     autocast: torch.autocast
@@ -162,7 +162,7 @@ class _Call:
         """Return the gradients of all inputs, for the cotangents of the outputs."""
         owner, this, segments = self.owner, self.owner.backward, self.segments
         this.burnt = segments.burn
-        solver = SegmentsBackward(segments, self.ran, cotangents)
+        solver = LoopSegmentsBackward(segments, self.ran, cotangents)
         assert owner.forward.plan is not None
         this.plan = owner.forward.plan
         found: Any = None

@@ -45,7 +45,7 @@ class Ran:
             tensors.clear()
 
 
-class Segments:
+class LoopSegments:
     """A loop, cut into segments.
 
     Args:
@@ -178,16 +178,16 @@ class Segments:
         return self.carry.build(outputs[:n]), self.y.build(outputs[n:])
 
 
-class SegmentsBackward:
+class LoopSegmentsBackward:
     """The backward pass through one run of all segments.
 
     Args:
         segments: the loop in segments.
         ran: the run.
-        cotangents: of the final carry and of the outputs, as :meth:`Segments.outputs` returns them; ``None``: zero.
+        cotangents: of the final carry and of the outputs, as :meth:`LoopSegments.outputs` returns them; ``None``: zero.
     """
 
-    def __init__(self, segments: Segments, ran: Ran, cotangents: Sequence[Tensor | None]):
+    def __init__(self, segments: LoopSegments, ran: Ran, cotangents: Sequence[Tensor | None]):
         self.segments, self.ran, self.cut = segments, ran, segments.cut
         self.final = [None if e is None else e for e in cotangents[: len(ran.leaving)]]
         self.e = [None if e is None else self.cut.split(e, e.new_zeros(())) for e in cotangents[len(ran.leaving) :]]
