@@ -11,7 +11,7 @@ OUT ?= results/gpu
 # Of `make clients`: an environment of its own, its scripts, and `STEPS=2` to see that everything runs.
 CLIENTS := build/clients
 CLIENT_PINS := benchmarks/clients/constraints.txt
-CLIENT_SCRIPTS := darts_gru neuralforecast_gru pytorch_forecasting_deepar sb3_recurrent_ppo skorch_gru
+CLIENT_SCRIPTS := darts_gru ncps_liquid neuralforecast_gru pytorch_forecasting_deepar sb3_recurrent_ppo skorch_gru snntorch_leaky
 STEPS ?=
 
 # What `make test-device` runs.
@@ -63,7 +63,7 @@ clients: $(CLIENTS)/.ready  ## Other people's programs with and without an engin
 $(CLIENTS)/.ready: $(CLIENT_PINS) pyproject.toml
 	$(PYTHON) -m venv $(CLIENTS)
 	$(CLIENTS)/bin/pip install --quiet -c $(CLIENT_PINS) torch
-	$(CLIENTS)/bin/pip install --quiet -c $(CLIENT_PINS) 'darts[torch]' neuralforecast pytorch-forecasting sb3-contrib skorch -e '.[lightning]'
+	$(CLIENTS)/bin/pip install --quiet -c $(CLIENT_PINS) 'darts[torch]' ncps neuralforecast pytorch-forecasting sb3-contrib skorch snntorch -e '.[lightning]'
 	touch $@
 
 gpu:  ## Tests and suites on a GPU, by the PYTHON that is there, for GPU_MINUTES; called again, it goes on

@@ -13,6 +13,8 @@ from gradfree.chains.report import Report, path_name
 from gradfree.engines.discovery import Chains, validate
 from gradfree.engines.engine import Engine
 from gradfree.engines.rank_segment import Neighbors, rank_gradients
+from gradfree.loops.compiled import run_compiled
+from gradfree.loops.recurrence import Loop, LoopMemory, Runner
 from gradfree.time.forward import LayerCall
 
 
@@ -46,6 +48,11 @@ class Backprop(Engine):
     def evaluates(self) -> bool:
         """Return True: packed sequences run in runs in evaluation, too."""
         return True
+
+    @property
+    def loops(self) -> Runner:
+        """The plain loop."""
+        return run_plain
 
     def leave_to_torch(self, call: LayerCall) -> Sequence[Callable[[], None]] | None:
         """Leave packed sequences and evaluation to torch where it is faster; for other calls only warn."""
@@ -82,3 +89,8 @@ class Backprop(Engine):
         depth = ", ".join(map(path_name, validate(model, chains, left).chains))
         why = f"plain=False takes {depth}, too" if depth else "the model has no recurrent layer"
         return replace(report, notes=[f"nothing is attached, autograd computes all gradients: {why}."])
+
+
+def run_plain(loop: Loop, memory: LoopMemory, scratch: nn.Module | None) -> tuple[Any, Any]:
+    """Run a loop as it is, or in compiled chunks."""
+    return loop.run() if memory.compiler is None else run_compiled(loop, memory.compiler)

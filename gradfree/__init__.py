@@ -21,6 +21,7 @@ from gradfree.orthogonal.weights import orthogonalize
 from gradfree.ranks.stage import Stage, layer_parallel
 from gradfree.registry import create_engine, create_model, list_engines, list_models, register_engine
 from gradfree.resets.with_resets import run_with_resets
+from gradfree.scans.scan import scan
 from gradfree.time.cell_layer import CellLayer, ElementwiseCell
 
 if checkout.IS_CHECKOUT:
@@ -71,4 +72,5 @@ __all__ = [
     "register_layer",
     "register_port",
     "run_with_resets",
+    "scan",
 ]

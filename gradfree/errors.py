@@ -100,6 +100,13 @@ NOT_FINITE_INSIDE = _row(
     "NaN or inf is in its input, its initial state or its weights, or comes from an overflow.",
 )
 
+STEP_CHANGED = _row(
+    _PASSES,
+    "a step of `scan` or a cell that changes between its runs",
+    "{name} {what}, so that its steps cannot run in segments.",
+    "Return what it keeps as a part of y and change nothing else, or use engine='backprop'.",
+)
+
 _MODULES = "Modules of a chain"
 
 ATTACHED = _row(

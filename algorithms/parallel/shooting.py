@@ -11,6 +11,8 @@ from gradfree.chains.chain import ChainGradients
 from gradfree.convergence.passes import left_to_torch
 from gradfree.engines.options import check_count
 from gradfree.engines.to_tolerance import ToleranceEngine
+from gradfree.loops.recurrence import Runner
+from gradfree.scans.segmented_loop import run_loop
 from gradfree.segments.rule import ChainPass, SegmentRule
 from gradfree.segments.segmented_backward import segmented_gradients
 from gradfree.segments.segmented_forward import segmented_forward
@@ -63,6 +65,11 @@ class Shooting(ToleranceEngine):
     def forwards(self) -> Sequence[Forward]:
         """The forward pass in segments."""
         return (partial(segmented_forward, self._rule),)
+
+    @property
+    def loops(self) -> Runner:
+        """Any step function in segments."""
+        return partial(run_loop, self._rule)
 
     def leave_to_torch(self, call: LayerCall) -> Sequence[Callable[[], None]] | None:
         """Leave a call to torch if it would run as one segment and torch's kernel is faster than the closed form."""

@@ -222,6 +222,14 @@ class Solver(ABC):
         """Own :data:`~gradfree.time.forward.Forward` functions, best first. If none applies, torch runs."""
         return ()
 
+    @property
+    def loops(self) -> Any:
+        """Runs any step function on autograd's own graph, a :data:`~gradfree.loops.recurrence.Runner`.
+
+        ``None``: the engine only solves recorded chains.
+        """
+        return None
+
     def leave_to_torch(self, call: Any) -> Sequence[Callable[[], None]] | None:
         """Decide whether torch's own kernel runs both passes of a recurrent layer's call: by default never.
 

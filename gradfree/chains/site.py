@@ -109,6 +109,10 @@ class Site(ABC):
     def problems(self) -> Iterator[str]:
         """Yield what prevents attaching an engine."""
 
+    def problems_when_linearised(self) -> Iterator[str]:
+        """Yield what else prevents attaching an engine that has no :attr:`~Solver.loops`: by default nothing."""
+        return iter(())
+
     @abstractmethod
     def record(self, attachment: Attachment) -> Sequence[Removable]:
         """Let ``attachment`` solve this chain from now on; return the parts to remove at ``detach()``."""

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any, Literal
 
+import torch
 from torch import Tensor
 
 from gradfree.chains.chain import Chain, ChainGradients, Solver
@@ -84,11 +85,6 @@ class Attachment:
         with without_tf32() if self.compares else nullcontext():
             return self._solve(chain, direct)
 
-    def report(self, name: str, figure: Tensor) -> None:
-        """Report a figure of a forward pass, under the module's path, to :func:`engine_figures`."""
-        for figures in _listeners:
-            figures.setdefault(self.path, {})[name] = figure
-
     def _solve(self, chain: Chain, direct: Any) -> ChainGradients:
         listeners = tuple(_listeners)
         chain.figures = {} if listeners else None
@@ -107,6 +103,13 @@ class Attachment:
         exact = self.engine.exact_gradients(chain, direct)
         self.differences.append(products(gradients.parameters, exact.parameters))
         return exact
+
+
+def offer_figure(path: str, name: str, figure: Callable[[], Tensor]) -> None:
+    """Report a figure about the module or loop at ``path``, as :meth:`Chain.offer` does about a chain."""
+    for figures in tuple(_listeners):
+        with torch.no_grad():
+            figures.setdefault(path, {})[name] = figure()
 
 
 @contextmanager

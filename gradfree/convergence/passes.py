@@ -63,7 +63,7 @@ class Pass:
             self.learn(outcome)
         # A NaN mismatch says nothing about the next pass.
         elif outcome.mismatches[-1] == outcome.mismatches[-1]:
-            self._keep(*[2 * pause or _FIRST_PAUSE] * 2)
+            self.pause()
             if not pause:
                 warnings.warn(
                     f"{self.path or 'the recurrent layer'} {self.failure}: the {self.what} pass had an error of "
@@ -72,14 +72,18 @@ class Pass:
                     stacklevel=2,
                 )
 
-    def report(self, chain: Chain) -> None:
-        """Report the figures of the pass to :func:`gradfree.engine_figures`."""
+    def pause(self) -> None:
+        """Let the next passes run sequentially, twice as many as the last time."""
+        self._keep(*[2 * self._pause[1] or _FIRST_PAUSE] * 2)
+
+    def report(self, offer: Callable[[str, Callable[[], Tensor]], None]) -> None:
+        """Report the figures of the pass to :func:`gradfree.engine_figures`, by :meth:`Chain.offer` or the like."""
         outcome, prefix = self.outcome, "" if self.what == "backward" else f"{self.what} "
         if outcome is not None:
-            chain.offer(f"{prefix}sweeps", lambda: torch.tensor(float(outcome.sweeps)))
-            chain.offer(f"{prefix}mismatch", lambda: torch.tensor(outcome.mismatches[-1]))
-            chain.offer(f"{prefix}tolerance", lambda: torch.tensor(outcome.tolerance))
-            chain.offer(f"{prefix}sequential", lambda: torch.tensor(float(not outcome.settled)))
+            offer(f"{prefix}sweeps", lambda: torch.tensor(float(outcome.sweeps)))
+            offer(f"{prefix}mismatch", lambda: torch.tensor(outcome.mismatches[-1]))
+            offer(f"{prefix}tolerance", lambda: torch.tensor(outcome.tolerance))
+            offer(f"{prefix}sequential", lambda: torch.tensor(float(not outcome.settled)))
 
     @property
     def _pause_key(self) -> str:
@@ -116,7 +120,7 @@ def record_passes(chain: Chain, *passes: object) -> None:
     for each in passes:
         if isinstance(each, Pass):
             each.remember()
-            each.report(chain)
+            each.report(chain.offer)
 
 
 def left_to_torch(call: LayerCall, owner: str, swept: bool) -> Sequence[Callable[[], None]] | None:

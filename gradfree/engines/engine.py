@@ -174,6 +174,8 @@ class Engine(Solver):
 
     def problems_with(self, site: Site) -> Iterator[str]:
         """Yield why the engine cannot be attached to a chain, besides what prevents attaching any engine."""
+        if self.loops is None:
+            yield from site.problems_when_linearised()
         if self.needs_residual and not site.has_residual:
             yield (
                 f"{path_name(site.path)} has no gate that carries its state from step to step, which "

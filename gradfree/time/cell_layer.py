@@ -9,8 +9,13 @@ from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence
+from torch.utils._pytree import tree_flatten
 
 from gradfree.algebra.block_scan import Blocks
+from gradfree.loops.compiled import Compiler, run_compiled
+from gradfree.loops.recurrence import Loop
+from gradfree.time.packing import PackedRows
 
 Ends = Callable[[Tensor], Tensor]
 
@@ -19,61 +24,105 @@ class CellLayer(nn.Module):
     """Runs a cell over a sequence; an engine finds the layer as a chain in time.
 
     Use it in place of a loop over steps, with a cell of yours. For ``nn.GRUCell``, ``nn.LSTMCell`` and ``nn.RNNCell``
-    torch's layers are faster, with and without an engine.
+    torch's layers are faster, with and without an engine. :func:`gradfree.scan` is the same for functions.
 
     Args:
-        cell: called as ``cell(x, state)`` with ``x`` (B, I). Returns the next state, a tensor (B, H) or a tuple of
-            tensors, the first of which is the output. A cell that returns ``(out, state)`` needs an attribute
-            ``output_size``, the width of ``out``.
+        cell: called as ``cell(x, state)`` with ``x`` (B, I), or with the tuple of these if the sequence is a tuple.
+            Returns the next state, a tensor (B, H) or a tuple of tensors, the first of which is the output. A cell that
+            returns ``(out, state)`` needs an attribute ``output_size``, the width of ``out``.
         batch_first: whether sequences are (B, T, ·) rather than (T, B, ·).
+        scratch: whether the cell's buffers and tensor attributes carry nothing from step to step: it only writes to
+            them, or writes before it reads. An engine may then run steps at once.
+        compile: see :func:`gradfree.scan`; for any engine that runs the loop itself, and without one.
     """
 
-    def __init__(self, cell: nn.Module, batch_first: bool = False):
+    def __init__(self, cell: nn.Module, batch_first: bool = False, scratch: bool = False, compile: bool = False):
         super().__init__()
         self.cell = cell
         self.batch_first = batch_first
+        self.scratch = scratch
+        self._compile = compile
+        self._compiler: Compiler | None = None
 
-    def forward(self, x: Tensor, state: Any = None) -> tuple[Tensor, Any]:
+    def forward(self, x: Any, state: Any = None) -> tuple[Any, Any]:
         """Return the outputs of all steps and the final state.
 
         Args:
-            x: (T, B, I), or (B, T, I) with ``batch_first``.
+            x: (T, B, I), or (B, T, I) with ``batch_first``; a tuple of such tensors, of which the cell gets the tuple
+                of one step; or a ``PackedSequence``, for cells that treat each row separately.
             state: the initial state. ``None``: zeros, if the cell has a ``hidden_size``.
 
         Raises:
             ValueError: no steps, or no initial state for a cell without ``hidden_size``.
         """
-        x = x.transpose(0, 1) if self.batch_first else x
-        if x.dim() != 3 or len(x) == 0:
-            raise ValueError(f"a sequence must be (T, B, I) with at least one step, not {tuple(x.shape)} (time first).")
+        if isinstance(x, PackedSequence):
+            return self._run_packed(x, state)
+        x = self._time_first(x)
         parts = self.initial_parts(x, state)
         out, *final = self.unroll(x, parts)
-        final = final[self.extra_outputs :]
-        single = len(final) == 1 and not isinstance(state, tuple)
-        return out.transpose(0, 1) if self.batch_first else out, final[0] if single else tuple(final)
+        return out.transpose(0, 1) if self.batch_first else out, self._final(final, state)
 
-    def unroll(self, x: Tensor, parts: Sequence[Tensor], ends: Ends | None = None) -> Sequence[Tensor]:
+    def _time_first(self, x: Any) -> Any:
+        if isinstance(x, tuple):
+            return tuple(map(self._time_first, x))
+        x = x.transpose(0, 1) if self.batch_first else x
+        if x.dim() < 3 or len(x) == 0:
+            raise ValueError(f"a sequence must be (T, B, I) with at least one step, not {tuple(x.shape)} (time first).")
+        return x
+
+    def _final(self, parts: Sequence[Tensor], state: Any) -> Any:
+        parts = parts[self.extra_outputs :]
+        return parts[0] if len(parts) == 1 and not isinstance(state, tuple) else tuple(parts)
+
+    def _run_packed(self, packed: PackedSequence, state: Any) -> tuple[PackedSequence, Any]:
+        """Run sequences of several lengths as one padded batch; the padding repeats each sequence's last input."""
+        rows = PackedRows(packed)
+        x = rows.padded()
+        out, *final = self.unroll(x, self.initial_parts(x, rows.sorted(state)), rows.last_steps)
+        return rows.packed(out), self._final([rows.unsorted(part) for part in final], state)
+
+    def unroll(self, x: Any, parts: Sequence[Tensor], ends: Ends | None = None) -> Sequence[Tensor]:
         """Return the outputs (T, B, H) and the parts of the final state.
 
         Args:
-            x: (T, B, I).
+            x: (T, B, I), or a tuple of such tensors.
             parts: the parts of the initial state.
             ends: selects the final states from those of all steps (T, B, ·). ``None``: those of the last step.
         """
-        steps = run_steps(self.cell, x, parts)
-        out = torch.stack([step[0] for step in steps])
-        if ends is None:
-            # Copies: a gradient hook on the final state gets no share of the outputs, as with torch's layers.
-            return [out, *(part.clone() for part in steps[-1])]
-        return [out, *(ends(torch.stack(part)) for part in zip(*steps, strict=True))]
+        loop, compiler = self.loop(x, parts, ends), self.compiler
+        return results(loop.run() if compiler is None else run_compiled(loop, compiler), ends)
+
+    @property
+    def compiler(self) -> Compiler | None:
+        """What compiles chunks of steps; ``None``: they are not compiled."""
+        if self._compile and self._compiler is None:
+            self._compiler = Compiler()
+        return self._compiler
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave compiled functions out of copies."""
+        return {**super().__getstate__(), "_compiler": None}
+
+    def loop(self, x: Any, parts: Sequence[Tensor], ends: Ends | None, name: str = "the cell layer") -> Loop:
+        """Return the loop over the steps; arguments as in :meth:`unroll`, and a name for messages."""
+        cell: Any = self.cell
+        by_units = runs_by_units(cell)
+        x = cell.fed(x) if by_units else x
+
+        def step(parts: tuple[Tensor, ...], x: Any) -> tuple[tuple[Tensor, ...], Any]:
+            after = tuple(cell.advance(x, parts) if by_units else apply_cell(cell, x, parts))
+            return after, after[0] if ends is None else after
+
+        return Loop(step, tuple(parts), *tree_flatten(x), name)
 
     @property
     def extra_outputs(self) -> int:
         """1 if the cell's output is not a part of its state: it is then unrolled as an extra first part. Else 0."""
         return int(output_size(self.cell) is not None)
 
-    def initial_parts(self, x: Tensor, state: Any) -> tuple[Tensor, ...]:
-        """Return the initial values of all unrolled parts, from ``state`` as in :meth:`forward` and ``x`` (T, B, I)."""
+    def initial_parts(self, x: Any, state: Any) -> tuple[Tensor, ...]:
+        """Return the initial values of all unrolled parts, from ``state`` and ``x`` as in :meth:`unroll`."""
+        x = x[0] if isinstance(x, tuple) else x
         given = self._zeros(x) if state is None else state if isinstance(state, tuple) else (state,)
         size = output_size(self.cell)
         return given if size is None else (x.new_zeros(x.shape[1], size), *given)
@@ -84,6 +133,15 @@ class CellLayer(nn.Module):
             raise ValueError(f"{type(self.cell).__name__} has no hidden_size: pass the initial state.")
         parts = 2 if isinstance(self.cell, nn.LSTMCell) else getattr(self.cell, "parts", 1)
         return (x.new_zeros(x.shape[1], size),) * parts
+
+
+def results(found: tuple[Any, Any], ends: Ends | None) -> Sequence[Tensor]:
+    """Return what :meth:`CellLayer.unroll` does, from the final carry and the outputs of its loop."""
+    carry, ys = found
+    if ends is not None:
+        return [ys[0], *map(ends, ys)]
+    # Copies: a gradient hook on the final state gets no share of the outputs, as with torch's layers.
+    return [ys, *(part.clone() for part in carry)]
 
 
 class ElementwiseCell(nn.Module, ABC):
@@ -143,7 +201,7 @@ def has_hooks(module: nn.Module) -> bool:
     )
 
 
-def apply_cell(cell: nn.Module, x: Tensor, parts: Sequence[Tensor]) -> tuple[Tensor, ...]:
+def apply_cell(cell: nn.Module, x: Any, parts: Sequence[Tensor]) -> tuple[Tensor, ...]:
     """Run one step; return the parts of the next state, after the output if that is not one of them."""
     extra = int(output_size(cell) is not None)
     given = parts[extra:]

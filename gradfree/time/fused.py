@@ -19,7 +19,7 @@ from torch.nn.utils.rnn import PackedSequence
 
 from gradfree.chains.report import path_name
 from gradfree.chains.site import Removable, Site
-from gradfree.chains.solving import Attachment
+from gradfree.chains.solving import Attachment, offer_figure
 from gradfree.devices.costs import SHORTEST, SHORTEST_EVALUATED
 from gradfree.devices.hardware import runs_cudnn, steps_a_call
 from gradfree.devices.packed_costs import Layout, packed_layout
@@ -145,7 +145,8 @@ class RecurrentRecorder:
             self.single_steps.count(given.length)
         layout = self._layout(given)
         if layout != "batch":
-            at.report(_FIGURES[layout], torch.tensor(float(len(given.runs) if layout == "runs" else 1)))
+            calls = len(given.runs) if layout == "runs" else 1
+            offer_figure(at.path, _FIGURES[layout], lambda: torch.tensor(float(calls)))
         if layout == "runs":
             run_layer: RunLayer = partial(self._run_in_runs, given.runs)
         else:

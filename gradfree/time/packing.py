@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import PackedSequence
 
 from gradfree.devices.hardware import to_device
 
@@ -43,3 +46,51 @@ class Packing:
     def pack(self, padded: Tensor) -> Tensor:
         """Return (T, B, ·) as packed rows (N, ·)."""
         return padded.flatten(0, 1).index_select(0, self.rows)
+
+
+class PackedRows:
+    """A packed sequence as a padded batch (T, B, ...), whose padding repeats each sequence's last step.
+
+    Args:
+        given: the packed sequence.
+    """
+
+    def __init__(self, given: PackedSequence):
+        self._given = given
+        packing = Packing(given.batch_sizes, given.data.device)
+        steps = torch.arange(packing.shape[0], device=packing.last.device).unsqueeze(1)
+        samples = torch.arange(packing.shape[1], device=packing.last.device)
+        # Of each step of the grid the packed row; of padding that of the sequence's last step.
+        rows = torch.empty(packing.shape[0] * packing.shape[1], dtype=torch.int64, device=packing.rows.device)
+        rows[packing.rows] = torch.arange(len(packing.rows), device=packing.rows.device)
+        self._ends = packing.last // packing.shape[1]
+        self._source = rows[torch.minimum(steps, self._ends) * packing.shape[1] + samples]
+        self._samples, self._packing = samples, packing
+
+    def padded(self) -> Tensor:
+        """Return the sequences, (T, B, ...), in the order in which they are packed."""
+        return self._given.data.index_select(0, self._source.flatten()).unflatten(0, self._source.shape)
+
+    def last_steps(self, out: Tensor) -> Tensor:
+        """Return ``out`` (T, B, ...) at the last step of each sequence, (B, ...)."""
+        return out[self._ends, self._samples]
+
+    def packed(self, out: Tensor) -> PackedSequence:
+        """Return ``out`` (T, B, ...) packed as the given sequence."""
+        given = self._given
+        return PackedSequence(self._packing.pack(out), given.batch_sizes, given.sorted_indices, given.unsorted_indices)
+
+    def sorted(self, state: Any) -> Any:
+        """Return a state (B, ...) or a tuple of them in the order in which the sequences are packed."""
+        return self._reordered(state, self._given.sorted_indices)
+
+    def unsorted(self, state: Any) -> Any:
+        """Return a state (B, ...) or a tuple of them in the user's order."""
+        return self._reordered(state, self._given.unsorted_indices)
+
+    def _reordered(self, state: Any, order: Tensor | None) -> Any:
+        if state is None or order is None:
+            return state
+        if isinstance(state, tuple):
+            return tuple(part.index_select(0, order) for part in state)
+        return state.index_select(0, order)

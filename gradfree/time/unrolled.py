@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -12,10 +14,12 @@ from gradfree.chains.refusals import hooked, tapped
 from gradfree.chains.site import Removable, Site
 from gradfree.chains.solving import Attachment
 from gradfree.errors import ATTACHED, CHANGED_IN_PLACE, NOT_FINITE_INSIDE, ChainError, refuse
-from gradfree.time.cell_layer import CellLayer, ElementwiseCell, Ends, state_problems
+from gradfree.loops.recurrence import Loop, LoopMemory
+from gradfree.time.cell_layer import CellLayer, ElementwiseCell, Ends, results, runs_by_units, state_problems
 from gradfree.time.forward import Recurrence, SingleStepWarning, run
 from gradfree.time.unrolled_chain import UnrolledChain, autocast_now, cell_problems, check_batched_states
 from gradfree.torchside.guards import check_finite, refuse_batched, refuse_second_derivatives, refuse_transforms, saved
+from gradfree.torchside.hooks import when_backward
 from gradfree.torchside.private import uncompiled, version
 from gradfree.torchside.sharding import sharded
 from gradfree.torchside.unsaved import Unsaved
@@ -57,6 +61,11 @@ class Unrolled(Site):
             yield ATTACHED.message(path=self.path or "the model")
         if type(self._layer).unroll is not CellLayer.unroll:
             yield f"{self.path} is a {type(self._layer).__name__} with another unroll, which an engine would replace."
+        if runs_by_units(self._layer.cell):
+            yield from self.problems_when_linearised()
+
+    def problems_when_linearised(self) -> Iterator[str]:
+        """Yield why the cell cannot run on all steps as one batch."""
         yield from cell_problems(f"{self.path}.cell".removeprefix("."), self._layer.cell)
 
     def record(self, attachment: Attachment) -> list[Removable]:
@@ -80,21 +89,32 @@ class CellRecorder:
         self.attachment, self.layer, self.inside = attachment, layer, inside
         self.where = f"{attachment.path}.cell".removeprefix(".")
         self.single_steps = SingleStepWarning(attachment.path)
+        self.loop_memory = LoopMemory(attachment.memory.of("segments"), layer.compiler)
 
     def remove(self) -> None:
         """Restore the layer's own loop."""
         del self.layer.unroll
 
     @uncompiled
-    def unroll(self, x: Tensor, parts: Sequence[Tensor], ends: Ends | None = None) -> Sequence[Tensor]:
+    def unroll(self, x: Any, parts: Sequence[Tensor], ends: Ends | None = None) -> Sequence[Tensor]:
         """Run the cell over the sequence, recorded for the engine; arguments and result as in the layer's own loop.
 
         Raises:
             ChainError: the engine cannot solve the cell, its state, or its hooks.
         """
-        parameters = list(self.layer.cell.parameters())
+        at, trains, parameters = self.attachment, torch.is_grad_enabled(), list(self.layer.cell.parameters())
+        asked = at.compares or at.deltas is not None or runs_by_units(self.layer.cell)
+        if at.engine.loops is not None and not asked and (trains or at.engine.evaluates):
+            return self._run_loop(x, parts, ends)
+        if not trains:
+            return type(self.layer).unroll(self.layer, x, parts, ends)
+        if isinstance(x, tuple):
+            raise ChainError(
+                f"{self.where} has an input of several tensors, for which this engine cannot run all steps as one "
+                "batch. Use 'shooting' or 'backprop', or concatenate them."
+            )
         # What else the cell uses may need a gradient, such as an adapter that is no parameter: autograd finds it.
-        if not torch.is_grad_enabled() or not any(t.requires_grad for t in (x, *parts, *parameters)):
+        if not any(t.requires_grad for t in (x, *parts, *parameters)):
             return type(self.layer).unroll(self.layer, x, parts, ends)
         if ends is not None and len(parts) > 1:
             raise ChainError(
@@ -107,6 +127,25 @@ class CellRecorder:
         refuse((*sharded(self.inside), *hooked(self.inside), *tapped(self.inside)))
         out, *finals = _UnrollFunction.apply(self, len(parts), x, *parts, *parameters)
         return [out, ends(out)] if ends is not None else [out, *finals]
+
+    def _run_loop(self, x: Any, parts: Sequence[Tensor], ends: Ends | None) -> Sequence[Tensor]:
+        """Run the cell's own loop by the engine, on autograd's graph."""
+        at, layer = self.attachment, self.layer
+        loop = layer.loop(x, parts, ends, at.path or "the cell layer")
+        if torch.is_grad_enabled():
+            self.single_steps.count(loop.length)
+        refuse(sharded(self.inside))
+        run = (
+            partial(Loop.run, loop) if at.use_exact else partial(at.engine.loops, loop, self.loop_memory, self._scratch)
+        )
+        outputs = results(run(), ends)
+        if at.path not in at.solved:
+            when_backward([out for out in outputs if out.requires_grad], [partial(at.solved.add, at.path)])
+        return outputs
+
+    @property
+    def _scratch(self) -> nn.Module | None:
+        return self.layer.cell if self.layer.scratch else None
 
 
 class _Context(FunctionCtx):

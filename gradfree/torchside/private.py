@@ -142,6 +142,18 @@ def version(tensor: Tensor) -> int:
     return 0 if tensor.is_inference() else changes(tensor)
 
 
+_sequence_number: Callable[[Node], Callable[[], int]] = _needed(
+    "torch.autograd.graph.Node._sequence_nr",
+    "distinguishes what a step makes from what it takes from outside",
+    attribute=True,
+)
+
+
+def sequence_number(node: Node) -> int:
+    """Return the number of a node: those made later in a thread have larger ones."""
+    return _sequence_number(node)()
+
+
 hooks_of: Callable[[Tensor], OrderedDict[int, Any] | None] = _needed(
     "torch.Tensor._backward_hooks", "notices gradient hooks on states", attribute=True
 )

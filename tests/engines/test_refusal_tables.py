@@ -173,6 +173,21 @@ class Dropping(nn.GRUCell):
         self.dropout = nn.Dropout(0.5)
 
 
+def scan_step():
+    seen = []
+
+    def step(h, x):
+        if h.abs().sum() is not None and len(seen) == 0 and torch._C._functorch.is_batchedtensor(h):
+            seen.append(h)
+        return 0.5 * h + x, h
+
+    return step
+
+
+def changing_later(make):
+    gradfree.scan(make(), torch.zeros(6), torch.randn(9, 6), engine=gradfree.create_engine("shooting", segments=3))
+
+
 PROGRAMS = {
     errors.SECOND_DERIVATIVES: (behind(second_derivatives), (blocks, gru, cell)),
     errors.TRANSFORM: (behind(transform), (blocks, gru, cell)),
@@ -183,6 +198,7 @@ PROGRAMS = {
     errors.NOT_FINITE_INSIDE: (behind(made_infinite), (gru,)),
     errors.SETTINGS_CHANGED: (behind(changed_between), (row,)),
     errors.STORED_IN_ROW: (behind(stored_late), (row,)),
+    errors.STEP_CHANGED: (changing_later, (scan_step,)),
     errors.ATTACHED: attaching(attach_again, blocks, gru, cell),
     errors.BACKWARD_HOOKS: attaching(backward_hooks, blocks, cell),
     errors.FORWARD_HOOKS: attaching(forward_hooks, cell),

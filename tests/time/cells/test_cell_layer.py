@@ -54,9 +54,13 @@ def backprop(task):
     return gradfree.create_engine("backprop").attach(task.layer)
 
 
+def fixed_point(task):
+    return gradfree.create_engine("fixed_point").attach(task.layer)
+
+
 def test_parameters_whose_data_is_replaced_between_the_passes_are_refused():
     task = Task("leaky", 6)
-    with backprop(task):
+    with fixed_point(task):
         loss, leak = sum(out.sin().sum() for out in task.run()), task.layer.cell.leak
         leak.data = 2 * leak.data
         assert "cell has other parameters in the backward pass" in refusal(loss.backward)
@@ -64,7 +68,7 @@ def test_parameters_whose_data_is_replaced_between_the_passes_are_refused():
 
 def test_hooks_on_a_cell_registered_after_attach_are_refused():
     task = Task("leaky", 6)
-    with backprop(task):
+    with fixed_point(task):
         for register, message in (
             (task.layer.cell.register_forward_hook, "cell has forward hooks"),
             (register_module_forward_hook, "a global hook on all modules"),

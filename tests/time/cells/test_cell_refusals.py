@@ -100,7 +100,7 @@ def test_a_frozen_cell_gets_autograds_gradient_of_a_tensor_that_is_no_parameter(
 
 def test_dropout_that_starts_late_by_a_global_rate_is_refused():
     model, Dropping.rates.noise = CellLayer(Dropping()), 0.0
-    with gradfree.create_engine("backprop").attach(model):
+    with gradfree.create_engine("fixed_point").attach(model):
         model(torch.randn(5, 2, INPUT))[0].sum().backward()
         Dropping.rates.noise = 0.5
         assert OTHER_STATES in refusal(lambda: model(torch.randn(5, 2, INPUT))[0].sum().backward())

@@ -1,0 +1,172 @@
+"""A step function with its initial carry and its inputs, and the plain loop over it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_unflatten
+
+Step = Callable[[Any, Any], tuple[Any, Any]]
+"""Maps a carry and the inputs of one step to the next carry and the outputs of the step."""
+
+LeafStep = Callable[[Sequence[Tensor], Sequence[Tensor]], tuple[list[Tensor], list[Tensor]]]
+"""A step on the tensors among the leaves of its trees."""
+
+Leaves = list[Any]
+"""The leaves of a pytree: tensors, and ``None`` for leaves that are none."""
+
+
+@dataclass(frozen=True)
+class Loop:
+    """c_t, y_t = step(c_{t-1}, x_t), t = 1..T, before it runs.
+
+    Attributes:
+        step: the function.
+        init: the initial carry, a pytree.
+        xs: the leaves of the inputs, (T, ...) each, or ``None``.
+        spec: the structure of the inputs of a step.
+        name: of the step, for messages.
+    """
+
+    step: Step
+    init: Any
+    xs: Leaves
+    spec: TreeSpec
+    name: str
+
+    @property
+    def length(self) -> int:
+        """T."""
+        return next(len(x) for x in self.xs if x is not None)
+
+    def inputs(self) -> list[Any]:
+        """Return the inputs of each step."""
+        steps = [[None] * self.length if x is None else x.unbind() for x in self.xs]
+        return list(map(builder(self.spec), zip(*steps, strict=True)))
+
+    def run(self, inputs: Iterable[Any] | None = None, carry: Any = None, outputs: Sequence[Any] = ()) -> Any:
+        """Run the loop; return the final carry, and the outputs of all steps, stacked.
+
+        Args:
+            inputs: those of the steps that are left to run; ``None``: all, from the initial carry.
+            carry: the carry before these steps.
+            outputs: those of the earlier steps.
+        """
+        inputs, carry = (self.inputs(), self.init) if inputs is None else (inputs, carry)
+        step, ys = self.step, list(outputs)
+        for x in inputs:
+            carry, y = step(carry, x)
+            ys.append(y)
+        return carry, stacked(ys, self.name)
+
+
+@dataclass
+class LoopMemory:
+    """What the calls of one step function have learnt; it changes how they run, never their results.
+
+    Attributes:
+        tensors: those that are saved in checkpoints; ``None``: none are.
+        compiler: compiles chunks of steps, a :class:`~gradfree.loops.compiled.Compiler`; ``None``: nothing is compiled.
+        known: all else, as the engine needs.
+    """
+
+    tensors: dict[str, Tensor] | None = None
+    compiler: Any = None
+    known: Any = None
+
+
+Runner = Callable[[Loop, LoopMemory, "nn.Module | None"], tuple[Any, Any]]
+"""Runs a loop, given what earlier calls have learnt, and the module whose buffers are scratch, if there is one."""
+
+
+def leaf_step(loop: Loop, carry: Structure, y: Structure) -> LeafStep:
+    """Return the step of ``loop`` on the tensors of its carry, inputs and outputs."""
+    build_carry, build_x = carry.build, Structure(loop.spec, [n for n, x in enumerate(loop.xs) if x is not None]).build
+    carry_at, y_at, name, step = carry.at, y.at, loop.name, loop.step
+
+    def run(carry: Sequence[Tensor], x: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
+        after, y = step(build_carry(carry), build_x(x))
+        return tensors_at(after, carry_at, name), tensors_at(y, y_at, name)
+
+    return run
+
+
+@dataclass(frozen=True)
+class Structure:
+    """A pytree without its tensors.
+
+    Attributes:
+        spec: the structure.
+        at: which of its leaves are tensors; the others are ``None``.
+    """
+
+    spec: TreeSpec
+    at: list[int]
+
+    @staticmethod
+    def of(tree: Any) -> tuple[Structure, list[Tensor]]:
+        """Return the structure of ``tree`` and its tensors."""
+        leaves, spec = tree_flatten(tree)
+        at = [n for n, t in enumerate(leaves) if t is not None]
+        return Structure(spec, at), [leaves[n] for n in at]
+
+    @property
+    def build(self) -> Callable[[Sequence[Any]], Any]:
+        """A function that puts tensors into the structure."""
+        return filled(self.spec, self.at)
+
+
+def builder(spec: TreeSpec) -> Callable[[Sequence[Any]], Any]:
+    """Return a function that puts leaves into the structure ``spec``."""
+    return (lambda leaves: leaves[0]) if spec.is_leaf() else lambda leaves: tree_unflatten(leaves, spec)
+
+
+def stacked(ys: Sequence[Any], name: str) -> Any:
+    """Stack the outputs of all steps, leaf by leaf.
+
+    Raises:
+        TypeError: a leaf is neither a tensor nor ``None``, or the steps return different structures.
+    """
+    if all(isinstance(y, Tensor) for y in ys):
+        return torch.stack(list(ys))
+    first, spec = tree_flatten(ys[0])
+    for leaf in first:
+        if leaf is not None and not isinstance(leaf, Tensor):
+            raise TypeError(
+                f"{name} returns {type(leaf).__name__} in y, which cannot be stacked over the steps. y must be a "
+                "tensor, or a tuple, list or dict of tensors and None."
+            )
+    leaves = [tree_leaves(y) for y in ys]
+    if any(len(of_step) != len(first) for of_step in leaves):
+        raise TypeError(f"{name} returns a y of another structure at some steps. Return the same at every step.")
+    parts = [None if part[0] is None else torch.stack(part) for part in zip(*leaves, strict=True)]
+    return builder(spec)(parts)
+
+
+def filled(spec: TreeSpec, at: Sequence[int]) -> Callable[[Sequence[Any]], Any]:
+    """Return a function that puts tensors into ``spec``, at the leaves ``at``; the other leaves are ``None``."""
+    build, count = builder(spec), spec.num_leaves
+    if len(at) == count:
+        return build
+
+    def fill(tensors: Sequence[Any]) -> Any:
+        leaves: Leaves = [None] * count
+        for n, t in zip(at, tensors, strict=True):
+            leaves[n] = t
+        return build(leaves)
+
+    return fill
+
+
+def tensors_at(tree: Any, at: Sequence[int], name: str) -> list[Tensor]:
+    """Return the leaves ``at`` of a tree, which must be its only tensors."""
+    if isinstance(tree, Tensor) and len(at) == 1:
+        return [tree]
+    leaves = tree_leaves(tree)
+    if [n for n, t in enumerate(leaves) if t is not None] != list(at):
+        raise TypeError(f"{name} returns another structure at some steps.")
+    return [leaves[n] for n in at]

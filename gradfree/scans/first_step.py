@@ -1,0 +1,173 @@
+"""The first step of a loop, watched: which tensors it takes from outside, and why it may not run in segments."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from math import inf
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map
+
+from gradfree.loops.recurrence import Loop, builder
+from gradfree.scans.fused_cells import FORMULAS
+from gradfree.scans.surroundings import Surroundings
+from gradfree.torchside.graph import walk
+from gradfree.torchside.private import saves_elsewhere, sequence_number, transforms_active, version
+
+_OBSERVES = ("register_hook", "register_post_accumulate_grad_hook", "retain_grad", "backward", "grad")
+
+
+@dataclass
+class FirstStep:
+    """The result of the first step of a loop, with the graph that the loop has.
+
+    Attributes:
+        carry: after the step.
+        y: the step's outputs.
+        problem: why the steps must run one by one, in words that follow "the step"; ``None`` if they need not.
+        leaves: the leaf tensors that need a gradient and that the step takes from outside.
+        inner: the other tensors that need a gradient and that it takes from outside.
+        has_fused_cells: whether it calls one of :data:`~gradfree.scans.fused_cells.FORMULAS`.
+    """
+
+    carry: Any
+    y: Any
+    problem: str | None
+    leaves: list[Tensor]
+    inner: list[Tensor]
+    has_fused_cells: bool
+
+
+class _Watch(TorchFunctionMode):
+    """Notes the tensors that functions of torch take, and calls that only make sense step by step."""
+
+    def __init__(self, given: list[Tensor]):
+        super().__init__()
+        self.given = {id(t) for t in given}
+        marker = torch.empty(0, requires_grad=True).view(0).grad_fn if torch.is_grad_enabled() else None
+        # Without gradients the step makes no nodes.
+        self._start = inf if marker is None else sequence_number(marker)
+        self.kept: dict[int, tuple[Tensor, int, bool]] = {}
+        self.problem: str | None = None
+        self.has_fused_cells = False
+        self._saves_elsewhere = saves_elsewhere()
+        for t in given:
+            self.kept[id(t)] = t, version(t), True
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if transforms_active():
+            self.problem = "runs a transform of torch.func"
+            return func(*args, **kwargs)
+        if saves_elsewhere() and not self._saves_elsewhere:
+            self.problem = "has a checkpoint inside, or other hooks for saved tensors"
+        name = getattr(func, "__name__", "")
+        if name in _OBSERVES:
+            self.problem = f"calls {name} on a tensor"
+        elif func in FORMULAS:
+            self.has_fused_cells = True
+        self.note((args, kwargs))
+        found = func(*args, **kwargs)
+        for t in _tensors(found):
+            self.kept.setdefault(id(t), (t, 0, False))
+        return found
+
+    def note(self, tree: Any) -> None:
+        """Note the tensors in ``tree``, as far as they are not known yet."""
+        for t in _tensors(tree):
+            if id(t) not in self.kept:
+                self.kept[id(t)] = t, version(t), t.grad_fn is None or sequence_number(t.grad_fn) < self._start
+
+    def outside(self) -> list[Tensor]:
+        """Return the tensors from outside."""
+        return [t for t, _, from_outside in self.kept.values() if from_outside]
+
+    def was_changed(self) -> bool:
+        """Return whether a tensor from outside was changed in place."""
+        return any(from_outside and version(t) != before for t, before, from_outside in self.kept.values())
+
+
+def run_first_step(loop: Loop, scratch: bool) -> FirstStep:
+    """Run the first step as the loop does.
+
+    Args:
+        loop: the loop.
+        scratch: whether buffers of modules are only written to, so that they carry nothing from step to step.
+    """
+    x = builder(loop.spec)([each if each is None else each[0] for each in loop.xs])
+    # Views: the step may use the initial carry from outside, too.
+    init = tree_map(lambda t: t.view_as(t) if isinstance(t, Tensor) and t.requires_grad else t, loop.init)
+    given = [t for t in tree_leaves((init, x)) if isinstance(t, Tensor)]
+    before = Surroundings(loop.step, not scratch)
+    with _Watch(given) as watch:
+        carry, y = loop.step(init, x)
+    # What the step returns as it is, no function takes.
+    watch.note(tree_leaves((carry, y)))
+    problem = watch.problem or Surroundings(loop.step, not scratch).change(before)
+    if problem is None and watch.was_changed():
+        problem = "changes a tensor in place that it has not made itself"
+    problem = problem or _shape_problem(init, carry)
+    needed = [t for t in watch.outside() if t.requires_grad and id(t) not in watch.given]
+    inner = [t for t in needed if not t.is_leaf]
+    made = [t for t in tree_leaves((carry, y)) if isinstance(t, Tensor)]
+    stops = {t.grad_fn for t in (*inner, *given) if t.grad_fn is not None}
+    known = {id(t) for t in given}
+    # Includes what a function of torch.autograd.Function takes, which no mode sees.
+    leaves = {id(leaf): leaf for leaf in walk(made, stops).leaves if id(leaf) not in known}
+    leaves |= {id(t): t for t in needed if t.is_leaf}
+    return FirstStep(carry, y, problem, list(leaves.values()), inner, watch.has_fused_cells)
+
+
+def _shape_problem(init: Any, carry: Any) -> str | None:
+    (before, spec), (after, other) = tree_flatten(init), tree_flatten(carry)
+    if spec != other:
+        return "returns a carry of another structure than it takes"
+    for old, new in zip(before, after, strict=True):
+        if old is None and new is None:
+            continue
+        if not (isinstance(old, Tensor) and isinstance(new, Tensor)):
+            return "has a carry with entries that are neither tensors nor None"
+        if old.shape != new.shape:
+            return f"returns a carry of shape {tuple(new.shape)} in place of {tuple(old.shape)}; expand init"
+        if old.dtype != new.dtype or old.device != new.device:
+            return f"returns a carry of {new.dtype} on {new.device} in place of {old.dtype} on {old.device}"
+    return None
+
+
+def _tensors(tree: Any) -> Iterator[Tensor]:
+    if isinstance(tree, Tensor):
+        yield tree
+    elif isinstance(tree, (tuple, list)):
+        for each in tree:
+            yield from _tensors(each)
+    elif isinstance(tree, dict):
+        yield from _tensors(list(tree.values()))
+
+
+class Replacing(TorchFunctionMode):
+    """Puts tensors in place of others, and formulas in place of torch's fused cells.
+
+    Args:
+        others: the tensors to put in place, by the id of those that are replaced.
+    """
+
+    def __init__(self, others: dict[int, Tensor]):
+        super().__init__()
+        self.others = others
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if self.others:
+            args, kwargs = self._replace(args), self._replace(kwargs or {})
+        formula: Callable[..., Any] = FORMULAS.get(func, func)
+        return formula(*args, **(kwargs or {}))
+
+    def _replace(self, tree: Any) -> Any:
+        if isinstance(tree, Tensor):
+            return self.others.get(id(tree), tree)
+        if type(tree) in (tuple, list):
+            return type(tree)(map(self._replace, tree))
+        return {key: self._replace(value) for key, value in tree.items()} if type(tree) is dict else tree

@@ -1,0 +1,252 @@
+"""What calls of one step function have learnt: which number of segments is the fastest, and what cannot be cut."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Hashable
+from dataclasses import dataclass, field, replace
+from math import inf, log
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
+
+from gradfree.convergence.outcome import Outcome
+from gradfree.devices.costs import best_count
+from gradfree.devices.hardware import mark, seconds
+from gradfree.loops.compiled import CHUNK, Compiler
+from gradfree.segments.rule import ChainPass, SegmentRule
+from gradfree.torchside.hooks import when_backward
+from gradfree.torchside.private import saves_elsewhere
+
+_TURN = 3
+"""How many calls a number of segments is timed for."""
+_FIRST_WAIT, _LONGEST_WAIT = 256, 8192
+"""After how many calls the fastest numbers are timed again, at first and at most."""
+_SHORTEST = 128
+"""Shorter sequences are not cut."""
+_GAIN = 0.97
+"""A cut that takes more of the plain loop's time than this is not taken."""
+
+
+@dataclass
+class ScanPass(ChainPass):
+    """One pass through a loop. Its burn-in may be longer than a segment: then segments run more than once for it."""
+
+    burnt: int = field(default=0, init=False)
+    """The number of burn-in steps that this pass began with."""
+
+    def burn_in(self, rule: SegmentRule) -> int:
+        """Return the number of burn-in steps."""
+        return rule.burn if isinstance(rule.burn, int) else self.burn
+
+    def learn(self, outcome: Outcome) -> None:
+        """Keep the number of burn-in steps after which the start contributes a quarter of the tolerance."""
+        assert self.plan is not None
+        first, *more = outcome.mismatches
+        tolerance = self.plan.stopping.tolerance
+        if not 0.0 < first < 1.0:
+            return
+        steps, error = self.burnt, first
+        fallen = [n for n, mismatch in enumerate(more, 1) if 0.0 < mismatch < first]
+        if fallen:
+            # A sweep is a burn-in that is longer by a segment.
+            steps = fallen[-1] * -(-self.length // self.plan.count)
+            error = more[fallen[-1] - 1] / first
+        needed = self.burnt + steps * log(tolerance / 4 / first) / log(error) if steps else 0.0
+        if first > tolerance or needed < 0.7 * self.burnt:
+            burn = max(8, min(8 * -(-int(needed) // 8), self.length // 2))
+            self.memory[self._burn_key] = torch.tensor(burn, device="cpu")
+
+
+@dataclass
+class Knowledge:
+    """What calls of one step function have learnt; it changes how they run, never their results.
+
+    Args:
+        memory: tensors of the passes, see :class:`~gradfree.convergence.passes.Pass`; ``None``: apart for each number
+            of units, since programs make closures anew in every pass.
+        compiler: compiles chunks of steps; ``None``: nothing is compiled.
+    """
+
+    _memory: dict[str, Tensor] | None = None
+    _compiler: Compiler | None = None
+    _memories: dict[Hashable, dict[str, Tensor]] = field(default_factory=dict)
+    _contests: dict[Hashable, Contest] = field(default_factory=dict)
+    _warned: set[str] = field(default_factory=set)
+
+    def warn(self, message: str) -> None:
+        """Issue a warning, once."""
+        if message not in self._warned:
+            self._warned.add(message)
+            warnings.warn(message, stacklevel=2)
+
+    def memory(self, like: Tensor) -> dict[str, Tensor]:
+        """Return the memory of the passes through states such as ``like`` (rows, units)."""
+        return self._memories.setdefault(like.shape[1], {}) if self._memory is None else self._memory
+
+    def stopwatch(self, rule: SegmentRule, this: ScanPass) -> Stopwatch:
+        """Return how this call runs, and what times it; ``this`` is its forward pass."""
+        like = this.like
+        if isinstance(rule.segments, int):
+            return Stopwatch(rule, Way(rule.segments, self._compiler is not None), None, like.device)
+        most = this.length // 8
+        if this.is_paused or this.length < _SHORTEST:
+            return Stopwatch(rule, Way(1, self._compiler is not None), None, like.device)
+        key = (this.length, like.shape, like.dtype, like.device, torch.is_grad_enabled())
+        if key not in self._contests:
+            count = min(max(2, this.length // this.burn), best_count(this.length, len(like), this.free, this.burn))
+            self._contests[key] = Contest(count, this.length if self._compiler is not None else None)
+        contest = self._contests[key]
+        # Not in a checkpoint, whose second run must be as the first one.
+        way, is_timed = (contest.fastest, False) if saves_elsewhere() else contest.next(most)
+        return Stopwatch(replace(rule, segments=way.segments), way, contest if is_timed else None, like.device)
+
+    def compiler(self, way: Way) -> Compiler | None:
+        """Return what compiles the steps of a call that runs so."""
+        return self._compiler if way.is_compiled else None
+
+
+class Way(NamedTuple):
+    """How a call runs.
+
+    Attributes:
+        segments: their number; 1: the plain loop.
+        is_compiled: whether chunks of its steps are compiled.
+    """
+
+    segments: int
+    is_compiled: bool = False
+
+
+PLAIN = Way(1)
+
+
+class Contest:
+    """Finds the fastest way from the times of calls.
+
+    Climbs from a first estimate of the number of segments by factors of two. Then the fastest number and the plain loop
+    are compiled, if that is wanted. The fastest is timed against the plain loop again from time to time.
+
+    Attributes:
+        fastest: the fastest way so far.
+
+    Args:
+        first: the first estimate.
+        compiled: T, if chunks of steps may be compiled, else ``None``.
+    """
+
+    def __init__(self, first: int, compiled: int | None):
+        self.fastest = Way(first)
+        self._first, self._compiled = Way(first), compiled
+        self._queue, self._calls = [Way(first), PLAIN], 0
+        self._wait = self._left = _FIRST_WAIT
+        self._marks: dict[tuple[Way, str], list[tuple[Any, Any]]] = {}
+
+    @property
+    def is_over(self) -> bool:
+        """Whether calls run the fastest way, untimed."""
+        return not self._queue
+
+    def next(self, most: int) -> tuple[Way, bool]:
+        """Return how the next call runs, in up to ``most`` segments, and whether it is timed."""
+        if self._queue and self._calls >= _TURN:
+            self._queue.pop(0)
+            self._calls = 0
+            self._queue = self._queue or self._after_turns(most)
+        if self._queue:
+            self._calls += 1
+            return self._queue[0], True
+        self._left -= 1
+        if self._left <= 0:
+            self._wait = self._left = min(2 * self._wait, _LONGEST_WAIT)
+            self._queue = [self._first if self.fastest == PLAIN else self.fastest, PLAIN]
+            for key in [key for key in self._marks if key[0] in self._queue]:
+                del self._marks[key]
+        return self.fastest, False
+
+    def note(self, way: Way, what: str, start: Any, end: Any) -> None:
+        """Note the start and the end of a pass, "forward" or "backward"."""
+        self._marks.setdefault((way, what), []).append((start, end))
+
+    def times(self) -> dict[Way, float]:
+        """Return the seconds of each way: of both passes, if both were timed for all of them."""
+        ways = sorted({way for way, _ in self._marks})
+        both = all((way, what) in self._marks for way in ways for what in ("forward", "backward"))
+        passes = ("forward", "backward") if both else ("forward",)
+        return {
+            way: sum(min(seconds(*pair) for pair in self._marks.get((way, what), [(0.0, inf)])) for what in passes)
+            for way in ways
+        }
+
+    def _after_turns(self, most: int) -> list[Way]:
+        """Choose the fastest way; return those to time next."""
+        times = self.times()
+        best = min((way for way in times if way != PLAIN), key=times.__getitem__, default=PLAIN)
+        self.fastest = best if times.get(best, 0.0) <= _GAIN * times.get(PLAIN, 0.0) else PLAIN
+        if any(way.is_compiled for way in times):
+            return []
+        cuts = [way.segments for way in times if way != PLAIN]
+        near = [best.segments // 4] if self.fastest == PLAIN and len(cuts) == 1 else []
+        near = [best.segments // 2, best.segments * 2] if self.fastest != PLAIN else near
+        fresh = [Way(count) for count in near if 2 <= count <= most and count not in cuts]
+        if fresh or self._compiled is None:
+            return fresh[:1]
+        cut = [Way(_even(best.segments, self._compiled), True)] if self.fastest != PLAIN else []
+        return [*cut, Way(1, True)]
+
+
+def _even(count: int, length: int) -> int:
+    """Return the number of segments nearest to ``count`` that have whole chunks of steps, if there is one."""
+    whole = [c for c in range(2, length // CHUNK + 1) if length % (c * CHUNK) == 0]
+    return min(whole, key=lambda c: abs(log(c / count)), default=count)
+
+
+@dataclass
+class Stopwatch:
+    """How one call runs, and its times.
+
+    Attributes:
+        rule: the rule with the number of segments.
+        way: how the call runs.
+        contest: takes the times; ``None`` if the call is not timed.
+        device: the call's device.
+    """
+
+    rule: SegmentRule
+    way: Way
+    contest: Contest | None
+    device: torch.device
+
+    def __post_init__(self) -> None:
+        self._start = self._mark()
+
+    def _mark(self) -> Any:
+        return None if self.contest is None else mark(self.device)
+
+    def forward_ended(self) -> None:
+        """Note the forward pass."""
+        self._end("forward")
+
+    def backward_started(self) -> None:
+        """Start timing the backward pass."""
+        self._start = self._mark()
+
+    def backward_ended(self) -> None:
+        """Note the backward pass."""
+        self._end("backward")
+
+    def time_backward(self, outputs: Any, first: Any) -> None:
+        """Time the backward pass of the plain loop, from its ``outputs`` to the carry after the ``first`` step."""
+        ends, starts = (
+            [t for t in tree_leaves(tree) if isinstance(t, Tensor) and t.grad_fn is not None]
+            for tree in (outputs, first)
+        )
+        if ends and starts:
+            when_backward(ends, [self.backward_started])
+            when_backward(starts, [self.backward_ended])
+
+    def _end(self, what: str) -> None:
+        if self.contest is not None:
+            self.contest.note(self.way, what, self._start, self._mark())

@@ -1,0 +1,282 @@
+"""Runs a loop in segments, as one autograd function, or step by step where that is not possible or not faster."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import FunctionCtx
+from torch.utils._pytree import tree_flatten, tree_leaves
+
+from gradfree.chains.solving import offer_figure
+from gradfree.convergence.outcome import Outcome
+from gradfree.errors import STEP_CHANGED, ChainError
+from gradfree.loops.compiled import compiling, run_compiled
+from gradfree.loops.recurrence import Loop, LoopMemory, Structure, builder
+from gradfree.scans.first_step import FirstStep, Replacing, run_first_step
+from gradfree.scans.knowledge import Knowledge, ScanPass, Stopwatch, Way
+from gradfree.scans.layout import Cut
+from gradfree.scans.segments import LoopSegments, LoopSegmentsBackward, Ran
+from gradfree.scans.surroundings import Surroundings
+from gradfree.segments.multiple_shooting import solve_borders
+from gradfree.segments.rule import SegmentPlan, SegmentRule
+from gradfree.time.unrolled_chain import autocast_now
+from gradfree.torchside.guards import check_finite, refuse_batched, refuse_other_values, refuse_second_derivatives
+from gradfree.torchside.hooks import when_backward, without_hooks
+from gradfree.torchside.private import keeps_graph, other_pass, transforms_active
+
+
+@dataclass
+class SegmentedLoop:
+    """One call of a loop that may run in segments.
+
+    Attributes:
+        loop: the loop.
+        rule: when and how to cut it.
+        known: what earlier calls have learnt.
+        scratch: a module whose buffers and tensor attributes carry nothing from step to step; ``None``: there is none.
+    """
+
+    loop: Loop
+    rule: SegmentRule
+    known: Knowledge
+    scratch: nn.Module | None = None
+
+    def run(self) -> Any:
+        """Return the final carry, and the outputs of all steps, stacked."""
+        carry = [t for t in tree_leaves(self.loop.init) if isinstance(t, Tensor)]
+        if not carry or torch.compiler.is_compiling() or transforms_active() or other_pass() is not None:
+            return self.loop.run()
+        like, length = _rows(carry), self.loop.length
+        memory = self.known.memory(like)
+        self.forward = ScanPass(self.loop.name, "forward", memory, length, like, "any")
+        self.backward = ScanPass(self.loop.name, "backward", memory, length, like, "any")
+        watch = self.known.stopwatch(self.rule, self.forward)
+        plan = None if watch.way.segments == 1 or self.backward.is_paused else watch.rule.plan(self.forward)
+        if plan is None or plan.count < 2:
+            return self._run_uncut(watch)
+        found = self._run_cut(plan, watch)
+        watch.forward_ended()
+        return found
+
+    def _run_uncut(self, watch: Stopwatch) -> Any:
+        loop, compiler = self.loop, self.known.compiler(watch.way)
+        if compiler is not None:
+            carry, ys = run_compiled(loop, compiler)
+            watch.forward_ended()
+        elif watch.contest is not None:
+            inputs = loop.inputs()
+            first, y = loop.step(loop.init, inputs[0])
+            carry, ys = loop.run(inputs[1:], first, [y])
+            watch.forward_ended()
+            watch.time_backward((carry, ys), first)
+        else:
+            carry, ys = loop.run()
+        self._when_backward((carry, ys), [p.remember for p in (self.forward, self.backward) if p.is_paused])
+        return carry, ys
+
+    def _when_backward(self, outputs: Any, calls: list[Callable[[], None]]) -> None:
+        """Call ``calls`` in the backward pass; without one, now."""
+        needed = [t for t in tree_leaves(outputs) if isinstance(t, Tensor) and t.requires_grad]
+        if needed:
+            when_backward(needed, calls)
+        else:
+            for call in calls:
+                call()
+
+    def _run_cut(self, plan: SegmentPlan, watch: Stopwatch) -> Any:
+        loop = self.loop
+        first = run_first_step(loop, self.scratch is not None)
+        if first.problem is None:
+            segments, ran = self._try_segments(first, plan, watch.way)
+            if ran is not None:
+                return self._connected(segments, ran, watch)
+        if first.problem is not None:
+            self.refuse(first.problem)
+        carry, ys = loop.run(loop.inputs()[1:], first.carry, [first.y])
+        self._when_backward((carry, ys), [self.forward.remember])
+        return carry, ys
+
+    def refuse(self, problem: str) -> None:
+        """Run the next calls step by step, and warn of the reason."""
+        self.known.warn(f"{self.loop.name} runs step by step: the step {problem}. {_REMEDY}")
+        self.forward.pause()
+
+    def _try_segments(self, first: FirstStep, plan: SegmentPlan, way: Way) -> tuple[LoopSegments, Ran | None]:
+        """Run all segments until their borders agree; ``None`` if they do not, or if the step cannot run so."""
+        loop, step = self.loop, self.loop.step
+        tensors = [*tree_leaves(loop.init), *loop.xs, *first.leaves, *first.inner]
+        needed = torch.is_grad_enabled() and any(isinstance(t, Tensor) and t.requires_grad for t in tensors)
+        cut = Cut.into(plan.count, loop.length)
+        burn = self.forward.burnt = min(self.forward.burn_in(self.rule), loop.length - cut.steps)
+        compiler = self.known.compiler(way)
+        segments = LoopSegments(loop, first, cut, burn, compiler)
+        try:
+            with (
+                nullcontext() if compiler is None else compiling(loop.name),
+                torch.set_grad_enabled(needed),
+                _restored(self.scratch),
+            ):
+                before = Surroundings(step, self.scratch is None)
+                ran, outcome = solve_borders(segments.run, segments.guess(), plan.stopping)
+        except (torch.OutOfMemoryError, ChainError):
+            raise
+        except Exception as error:
+            first.problem = f"cannot run in segments ({_first_line(error)})"
+            return segments, None
+        if change := Surroundings(step, self.scratch is None).change(before):
+            raise STEP_CHANGED.error(name=loop.name, what=change)
+        self.forward.outcome, self.forward.plan = outcome, plan
+        return segments, ran if outcome.settled else None
+
+    def _connected(self, segments: LoopSegments, ran: Ran, watch: Stopwatch) -> Any:
+        """Return the results of a run, as outputs of an autograd function where they need a gradient."""
+        outputs = segments.outputs(ran)
+        if any(t.requires_grad for t in outputs):
+            inputs = [*Structure.of(self.loop.init)[1]]
+            inputs += [self.loop.xs[n] for n in segments.x_at]
+            inputs += [*segments.first.leaves, *segments.first.inner]
+            call = _Call(self, segments, ran, watch, autocast_now(inputs[0]))
+            outputs = list(_SegmentsFunction.apply(call, outputs, *inputs))
+        else:
+            self.forward.remember()
+        return segments.tree(outputs)
+
+
+@dataclass
+class _Call:
+    """What the backward pass needs."""
+
+    owner: SegmentedLoop
+    segments: LoopSegments
+    ran: Ran
+    watch: Stopwatch
+    autocast: torch.autocast
+
+    def gradients(self, cotangents: Sequence[Tensor | None]) -> list[Tensor | None]:
+        """Return the gradients of all inputs, for the cotangents of the outputs."""
+        owner, this, segments = self.owner, self.owner.backward, self.segments
+        this.burnt = segments.burn
+        solver = LoopSegmentsBackward(segments, self.ran, cotangents)
+        assert owner.forward.plan is not None
+        this.plan = owner.forward.plan
+        found: Any = None
+        try:
+            if solver.live:
+                found, this.outcome = solve_borders(solver.run, solver.guess(), this.plan.stopping, reverse=True)
+            else:
+                found, this.outcome = solver.run([]).result, Outcome(0.0, settled=True, mismatches=[0.0])
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:
+            owner.refuse(f"cannot run in segments ({_first_line(error)})")
+        settled = this.outcome is not None and this.outcome.settled
+        given = solver.gradients(found) if settled else self._again(cotangents)
+        for each in (owner.forward, this):
+            each.remember()
+            each.report(partial(offer_figure, owner.loop.name))
+        return given
+
+    def _again(self, cotangents: Sequence[Tensor | None]) -> list[Tensor | None]:
+        """Return the gradients from a run of the plain loop, from the same inputs."""
+        loop, segments, first = self.owner.loop, self.segments, self.segments.first
+        init, spec = tree_flatten(loop.init)
+        init, xs, others = ([_copy(t) for t in leaves] for leaves in (init, loop.xs, first.inner))
+        replacing = Replacing(dict(zip(map(id, first.inner), others, strict=True)))
+        with torch.enable_grad(), self.autocast, replacing:
+            out = replace(loop, init=builder(spec)(init), xs=xs).run()
+        outputs = [t for t in tree_leaves(out) if t is not None]
+        assert self.owner.forward.plan is not None
+        tolerance = self.owner.forward.plan.stopping.tolerance
+        for now, before in zip(outputs, segments.outputs(self.ran), strict=True):
+            if before.is_floating_point():
+                rounding = max(min(10 * torch.finfo(before.dtype).eps ** 0.5, 0.1), 10 * tolerance)
+                message = STEP_CHANGED.message(name=loop.name, what="gives other results in the backward pass")
+                refuse_other_values(now.detach(), before.detach(), rounding, message)
+        live = [(o, e) for o, e in zip(outputs, cotangents, strict=True) if o.requires_grad and e is not None]
+        targets = [*(init[n] for n in segments.carry.at), *(xs[n] for n in segments.x_at), *first.leaves, *others]
+        wanted = [t for t in targets if t.requires_grad]
+        with without_hooks(first.leaves):
+            found = torch.autograd.grad([o for o, _ in live], wanted, [e for _, e in live], allow_unused=True)
+        by_id = dict(zip(map(id, wanted), found, strict=True))
+        return [by_id.get(id(t)) for t in targets]
+
+
+class _Context(FunctionCtx):
+    call: _Call
+    name: str
+
+
+class _SegmentsFunction(torch.autograd.Function):
+    """(initial carry, inputs, tensors from outside) -> (final carry, outputs)."""
+
+    @staticmethod
+    def forward(ctx: _Context, call: _Call, outputs: list[Tensor], *inputs: Tensor) -> tuple[Tensor, ...]:
+        ctx.call = call
+        ctx.set_materialize_grads(False)
+        # Only so that torch notices a second backward pass without retain_graph.
+        ctx.save_for_backward(torch.empty(0))
+        found = tuple(t.detach() for t in outputs)
+        ctx.mark_non_differentiable(*(f for f, t in zip(found, outputs, strict=True) if not t.requires_grad))
+        return found
+
+    @staticmethod
+    def backward(ctx: _Context, *cotangents: Tensor | None) -> tuple[Tensor | None, ...]:
+        refuse_second_derivatives()
+        call, _ = ctx.call, ctx.saved_tensors  # type: ignore[attr-defined]
+        where = call.owner.loop.name
+        refuse_batched(cotangents, where)
+        check_finite(cotangents, where)
+        call.watch.backward_started()
+        given = call.gradients(cotangents)
+        if not keeps_graph():
+            call.ran.free()
+        call.watch.backward_ended()
+        return None, None, *given
+
+
+_REMEDY = (
+    "Return what it keeps as a part of y, draw random numbers before and pass them in xs, or use engine='backprop', "
+    "which is the plain loop without this warning."
+)
+
+
+def _rows(carry: Sequence[Tensor]) -> Tensor:
+    """Return a tensor (rows, units) as large as the largest part of the carry; its values mean nothing."""
+    part = max(carry, key=Tensor.numel)
+    rows = len(part) if part.dim() > 1 else 1
+    floating = part.dtype if part.is_floating_point() else torch.get_default_dtype()
+    return torch.empty((), dtype=floating, device=part.device).expand(rows, max(1, part.numel() // max(1, rows)))
+
+
+@contextmanager
+def _restored(module: nn.Module | None) -> Iterator[None]:
+    """Restore buffers and tensor attributes of ``module`` afterwards: those that segments leave are of no use."""
+    modules = [] if module is None else list(module.modules())
+    before = [(dict(vars(each)), dict(each._buffers)) for each in modules]
+    try:
+        yield
+    finally:
+        for each, (attributes, buffers) in zip(modules, before, strict=True):
+            vars(each).update((name, value) for name, value in attributes.items() if isinstance(value, Tensor))
+            each._buffers.update(buffers)
+
+
+def _first_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}".split("\n")[0][:200]
+
+
+def _copy(t: Any) -> Any:
+    return t.detach().requires_grad_(t.requires_grad) if isinstance(t, Tensor) else t
+
+
+def run_loop(rule: SegmentRule, loop: Loop, memory: LoopMemory, scratch: nn.Module | None) -> tuple[Any, Any]:
+    """Run ``loop`` in segments, see :class:`SegmentedLoop`."""
+    if memory.known is None:
+        memory.known = Knowledge(memory.tensors, memory.compiler)
+    return SegmentedLoop(loop, rule, memory.known, scratch).run()

@@ -1,0 +1,68 @@
+"""Steps compiled in chunks: the loop's results, no compilation for closures made anew, one error for what breaks."""
+
+import pytest
+import torch
+from oracles import off_by
+from scan_tasks import loop
+from torch import nn
+
+import gradfree
+from gradfree import CellLayer, ChainError
+
+T, B, I, H = 44, 2, 3, 8  # noqa: E741
+
+pytestmark = pytest.mark.slow
+
+
+def made(net):
+    """A closure that is made anew in every pass, with two states, a mask and None."""
+
+    def step(carry, x):
+        h, slow = carry["h"], carry["slow"]
+        after = torch.tanh(net(torch.cat([x["x"], h, slow], -1)))
+        h = torch.where(x["keep"], after, h)
+        return {"h": h, "slow": 0.5 * slow + 0.4 * h, "none": None}, (h, slow.sum(-1))
+
+    return step
+
+
+@pytest.mark.parametrize("segments", [1, 4])
+def test_compiled_steps_equal_the_loop_and_are_compiled_once(segments):
+    net = nn.Linear(I + 2 * H, H)
+    x = torch.randn(T, B, I, requires_grad=True)
+    xs = {"x": x, "keep": torch.rand(T, B, 1) > 0.2}
+    init = {"h": torch.zeros(B, H), "slow": torch.zeros(B, H), "none": None}
+    engine = gradfree.create_engine("shooting", segments=segments, burn=8, max_sweeps=3, tolerance=1e-14)
+
+    def gradients(run):
+        carry, (y, z) = run(made(net), init, xs)
+        loss = y.sin().sum() + z.square().sum() + carry["h"].sum()
+        grads = torch.autograd.grad(loss, [x, *net.parameters()], retain_graph=True)
+        again = torch.autograd.grad(loss, [x, *net.parameters()])
+        return [y.detach(), z.detach(), *grads, *again]
+
+    expected = gradients(loop)
+
+    def compiled(*arguments):
+        return gradfree.scan(*arguments, engine=engine, compile=True)
+
+    assert off_by(gradients(compiled), expected) < 1e-10
+    counters = torch._dynamo.utils.counters["stats"]
+    before = counters["unique_graphs"]
+    assert off_by(gradients(compiled), expected) < 1e-10
+    assert counters["unique_graphs"] == before
+
+
+def test_a_cell_layer_is_compiled_without_an_engine():
+    cell = nn.RNNCell(I, H)
+    x = torch.randn(T, B, I)
+    assert off_by([CellLayer(cell, compile=True)(x)[0]], [CellLayer(cell)(x)[0]]) < 1e-12
+
+
+def test_a_step_with_a_graph_break_is_refused():
+    def step(h, x):
+        print("a break")
+        return h + x, h
+
+    with pytest.raises(ChainError, match="cannot be compiled as a whole"):
+        gradfree.scan(step, torch.zeros(3), torch.randn(20, 3), engine="backprop", compile=True)
