@@ -45,6 +45,8 @@ class Loop:
 
     def inputs(self) -> list[Any]:
         """Return the inputs of each step."""
+        if self.spec.is_leaf():
+            return list(self.xs[0].unbind())
         steps = [[None] * self.length if x is None else x.unbind() for x in self.xs]
         return list(map(builder(self.spec), zip(*steps, strict=True)))
 

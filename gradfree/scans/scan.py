@@ -80,7 +80,7 @@ def _by_step(x: Any, dim: int) -> Tensor:
         raise TypeError(
             f"scan: xs must be tensors, or tuples, lists or dicts of tensors and None, not {type(x).__name__}."
         )
-    return x.movedim(dim, 0)
+    return x.movedim(dim, 0) if dim else x
 
 
 def _in_place_of(y: Tensor, dim: int, reverse: bool) -> Tensor:

@@ -82,6 +82,8 @@ class SegmentedLoop:
 
     def _when_backward(self, outputs: Any, calls: list[Callable[[], None]]) -> None:
         """Call ``calls`` in the backward pass; without one, now."""
+        if not calls:
+            return
         needed = [t for t in tree_leaves(outputs) if isinstance(t, Tensor) and t.requires_grad]
         if needed:
             when_backward(needed, calls)

@@ -1,0 +1,139 @@
+"""What programs do around a call: checkpoints, retained graphs, hooks, autocast, several calls, nested transforms."""
+
+import pytest
+import torch
+from oracles import off_by
+from scan_tasks import loop
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+import gradfree
+from gradfree import ChainError, create_engine
+
+T, B, H = 60, 3, 5
+ENGINE = create_engine("shooting", segments=5, burn=9, max_sweeps=4, tolerance=1e-14)
+
+
+def cut(*arguments):
+    return gradfree.scan(*arguments, engine=ENGINE)
+
+
+class Program:
+    def __init__(self):
+        torch.manual_seed(0)
+        self.cell, self.x = nn.RNNCell(H, H), torch.randn(T, B, H, requires_grad=True)
+        with torch.no_grad():
+            self.cell.weight_hh.mul_(0.7)
+        self.leaves = [self.x, *self.cell.parameters()]
+
+    def run(self, scan, start=None):
+        def step(h, x):
+            h = self.cell(x, h)
+            return h, h
+
+        return scan(step, torch.zeros(B, H) if start is None else start, self.x)
+
+    def loss(self, scan):
+        h, y = self.run(scan)
+        return y.sin().sum() + h.square().sum()
+
+
+def grads(loss, program, **options):
+    return torch.autograd.grad(loss, program.leaves, **options)
+
+
+def expected():
+    program = Program()
+    return grads(program.loss(loop), program)
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_checkpoints_around_a_call(reentrant):
+    program = Program()
+    loss = checkpoint(lambda x: program.loss(cut), program.x, use_reentrant=reentrant)
+    loss.backward()
+    assert off_by([leaf.grad for leaf in program.leaves], expected()) < 1e-10
+
+
+def test_a_retained_graph_gives_the_gradients_again_and_a_freed_one_raises():
+    program = Program()
+    loss = program.loss(cut)
+    grads(loss, program, retain_graph=True)
+    assert off_by(grads(3 * loss, program), [3 * g for g in expected()]) < 1e-10
+    with pytest.raises(RuntimeError, match="second time"):
+        grads(loss, program)
+
+
+def test_second_derivatives_are_refused():
+    program = Program()
+    with pytest.raises(ChainError, match="create_graph=True"):
+        grads(program.loss(cut), program, create_graph=True)
+
+
+def test_hooks_on_parameters_see_the_whole_gradient_once():
+    program, seen = Program(), []
+    program.cell.weight_hh.register_hook(lambda g: seen.append(g.clone()))
+    grads(program.loss(cut), program)
+    assert len(seen) == 1
+    assert off_by(seen, expected()[2:3]) < 1e-10
+
+
+def test_a_carry_goes_through_several_calls_and_outputs_may_be_changed_in_place():
+    found = []
+    for scan in (loop, cut):
+        program = Program()
+        h, first = program.run(scan)
+        first += 1
+        _, second = program.run(scan, h)
+        found.append(grads((first * second).sum(), program))
+    assert off_by(*found[::-1]) < 1e-10
+
+
+def test_autocast_has_the_loops_precision():
+    found = []
+    for scan in (loop, lambda *given: gradfree.scan(*given, engine=create_engine("shooting", segments=5))):
+        program = Program()
+        program.cell.float()
+        read = nn.Linear(H, H).float()
+        program.leaves = list(read.parameters())
+
+        def step(h, x, read=read):
+            h = torch.tanh(read(0.3 * h + x)).float()
+            return h, h
+
+        with torch.autocast("cpu", torch.bfloat16):
+            _, y = scan(step, torch.zeros(B, H, dtype=torch.float32), program.x.detach().float())
+        found.append(grads(y.square().mean(), program))
+    assert off_by(*found[::-1]) < 0.02
+
+
+@pytest.mark.parametrize(("dim", "reverse"), [(0, True), (1, False), (-2, True)])
+def test_dim_and_reverse_are_those_of_torchs_scan(dim, reverse):
+    x = torch.randn(4, 20, 3)
+
+    def step(h, x):
+        return 0.5 * h + x, (h.sum(-1), x)
+
+    carry, (a, b) = gradfree.scan(step, torch.zeros(4, 3), x.movedim(1, dim), dim=dim, reverse=reverse, engine=ENGINE)
+    own = x.transpose(0, 1)
+    h, sums = loop(lambda h, x: (0.5 * h + x, h.sum(-1)), torch.zeros(4, 3), own, reverse=reverse)
+    assert off_by([carry, a.movedim(dim, 0), b], [h, sums, x.movedim(1, dim)]) < 1e-12
+
+
+@pytest.mark.parametrize(
+    ("xs", "engine", "error", "message"),
+    [
+        (torch.zeros(0, 3), "shooting", ValueError, "at least 1"),
+        ((torch.zeros(4, 3), torch.zeros(5, 3)), "shooting", ValueError, "one length"),
+        ([1.0], "shooting", TypeError, "xs must be tensors"),
+        (torch.zeros(4, 3), "dsf", ValueError, "only solves recorded chains"),
+    ],
+)
+def test_bad_arguments_are_refused(xs, engine, error, message):
+    with pytest.raises(error, match=message):
+        gradfree.scan(lambda h, x: (h, h), torch.zeros(3), xs, engine=engine)
+
+
+def test_a_number_in_y_is_refused():
+    with pytest.raises(TypeError, match="returns float in y"):
+        gradfree.scan(lambda h, x: (h + x, 1.0), torch.zeros(3), torch.randn(9, 3), engine="backprop")
