@@ -153,6 +153,14 @@ WEIGHT_WITH_STATE = _row(
     "{path} computes its weight with a state that it changes (a power iteration), which would run twice with {engine}.",
     "Use a plain weight, or an engine that runs each layer once, such as 'foton' with streaming=False.",
 )
+MIXES = _row(
+    _MODULES,
+    "blocks that mix samples, with `deeppcr` and `forward_gradient`",
+    "{path} mixes the samples of a batch, as batch normalization does in training: it has no Jacobian for each of "
+    "them.",
+    "Use another normalization, eval() for that module, a batch in the first dimension of the states if there is none, "
+    "or the engine 'backprop'.",
+)
 SCRIPTED = _row(
     _MODULES,
     "scripted modules",

@@ -10,8 +10,9 @@ from torch import Tensor
 
 from gradfree.algebra.cotangents import Cotangent
 from gradfree.depth.link import Link, local_backward, span
-from gradfree.errors import ChainError
+from gradfree.errors import MIXES, ChainError
 from gradfree.torchside.batched_vjps import batched_vjps
+from gradfree.torchside.guards import refuse_unless
 
 
 def samples(state: Tensor) -> int:
@@ -33,35 +34,56 @@ def vectors(links: Sequence[Link], cotangents: Sequence[Cotangent]) -> Tensor:
                 f"{link.path} returns a state of {samples(link.out)} samples, the blocks before it return {batch}: "
                 "the first dimension of every state must be the batch. Use the engine 'backprop'."
             )
-    rows = links[0].out.new_zeros(len(links), batch, widest, dtype=_wide_dtype(links))
+    rows = links[0].out.new_zeros(len(links), batch, widest, dtype=_wide_dtype([link.out for link in links]))
     for row, cotangent in zip(rows, cotangents, strict=True):
         if cotangent is not None:
             row[:, : width(cotangent)] = cotangent.reshape(batch, width(cotangent))
     return rows
 
 
-def jacobians(links: Sequence[Link]) -> Tensor:
-    """Return (L - 1, B, H, H); see :meth:`.Chain.jacobians`. The links must not mix samples."""
+def jacobians(links: Sequence[Link], mixing: Mixing) -> Tensor:
+    """Return (L - 1, B, H, H); see :meth:`.Chain.jacobians`.
+
+    Raises:
+        ChainError: a link mixes samples.
+    """
     batch, widest = samples(links[0].out), max(width(link.out) for link in links)
-    result = links[0].out.new_zeros(len(links) - 1, batch, widest, widest, dtype=_wide_dtype(links))
+    result = links[0].out.new_zeros(
+        len(links) - 1, batch, widest, widest, dtype=_wide_dtype([link.out for link in links])
+    )
     live = [i for i in range(1, len(links)) if links[i].state is not None]
     identity = torch.eye(widest, dtype=result.dtype, device=result.device)
-    rows = [identity[:, : width(links[i].out)].unsqueeze(1).expand(-1, batch, -1) for i in live]
+    rows = [
+        torch.cat([identity[:, : width(links[i].out)].unsqueeze(1).expand(-1, batch, -1), probes(links[i].out)])
+        for i in live
+    ]
+    answers: list[tuple[Link, Tensor]] = []
     for i, vjp in zip(live, _vjps([links[i] for i in live], rows), strict=True):
         if vjp is not None:
-            result[i - 1, ..., : vjp.shape[-1]] = vjp.transpose(0, 1)
+            result[i - 1, ..., : vjp.shape[-1]] = vjp[:widest].transpose(0, 1)
+            answers.append((links[i], vjp[widest:]))
+    mixing.refuse(answers)
     return result
 
 
-def jvps(links: Sequence[Link], tangents: Tensor) -> Tensor:
-    """Return (N, L, B, H); see :meth:`.Chain.jvps`. The links must not mix samples."""
+def jvps(links: Sequence[Link], tangents: Tensor, mixing: Mixing) -> Tensor:
+    """Return (N, L, B, H); see :meth:`.Chain.jvps`.
+
+    Raises:
+        ChainError: a link mixes samples.
+    """
     result = torch.zeros_like(tangents)
+    answers: list[tuple[Link, Tensor]] = []
     for i in range(1, len(links)):
         before, link = links[i - 1], links[i]
         if link.state is not None:
             tangent = (result[:, i - 1] + tangents[:, i - 1])[..., : width(before.out)]
-            moved = _jvps(link, tangent.reshape(len(tangent), *before.out.shape))
-            result[:, i, :, : width(link.out)] = moved.reshape(*moved.shape[:1], tangents.shape[2], -1)
+            given = torch.cat([tangent, probes(before.out).to(tangent.dtype)])
+            moved = _jvps(link, given.reshape(len(given), *before.out.shape))
+            moved = moved.reshape(len(given), tangents.shape[2], -1)
+            result[:, i, :, : width(link.out)] = moved[: len(tangent)]
+            answers.append((link, moved[len(tangent) :]))
+    mixing.refuse(answers)
     return result
 
 
@@ -90,48 +112,50 @@ def _jvps(link: Link, tangents: Tensor) -> Tensor:
     return moved
 
 
-class Mixing:
-    """Checks whether blocks mix the samples of a batch, as batch normalization does in training.
+def probes(state: Tensor) -> Tensor:
+    """Return two cotangents or tangents of ``state``, (2, B, width): of the first sample, and of all others.
 
-    A block is checked once for each set of its layers and modes, because reading the result waits for the device.
+    No symmetry of a block maps them to zero, and they use no random numbers.
+    """
+    count = torch.arange(1.0, samples(state) * width(state) + 1, device=state.device)
+    rows = (count * count).sin().reshape(samples(state), width(state))
+    first = torch.arange(len(rows), device=state.device).unsqueeze(-1) == 0
+    return torch.stack([rows * first, rows * ~first]).to(_wide_dtype([state]))
+
+
+class Mixing:
+    """Checks in each pass whether blocks mix the samples of a batch, as batch normalization does in training.
+
+    A block may begin to do so at any time. On a GPU the host waits for the result once for each set of a block's layers
+    and modes; later checks are assertions on the device.
     """
 
     def __init__(self) -> None:
-        self._checked: set[tuple[str, Hashable]] = set()
+        self._known: set[tuple[str, Hashable]] = set()
 
-    def refuse(self, links: Sequence[Link]) -> None:
+    def refuse(self, answers: Sequence[tuple[Link, Tensor]]) -> None:
         """Raise if a link mixes samples: its Jacobian is then not one matrix per sample.
 
-        The VJP of the first sample's cotangent must be exactly zero for all other samples, and the other way round.
+        Args:
+            answers: links, each with its VJPs or JVPs of :func:`probes`, which must be zero for all other samples.
 
         Raises:
-            ChainError: a block mixes samples; the first one is named.
+            ChainError: a block mixes samples; the first one is named, or on a GPU, later, all of them.
         """
-        batch = samples(links[-1].out)
-        if batch < 2:
+        if not answers:
             return
-        modes = {link.path: tuple((type(m), m.training) for m in link.block.modules()) for link in links[1:]}
-        new = [link for link in links[1:] if link.state and (link.path, modes[link.path]) not in self._checked]
-        if not new:
-            return
-        first = torch.arange(batch, device=links[-1].out.device) == 0
-        chosen = torch.stack([first, ~first]).unsqueeze(-1)
-        vjps = _vjps(new, [_asymmetric(link.out) * chosen for link in new])
-        mixed = [first.new_zeros(()) if v is None else ((v * ~chosen).abs() > 0).any() for v in vjps]
-        for link, mixes in zip(new, torch.stack(mixed).tolist(), strict=True):
+        mixed = torch.stack([(torch.cat([a[0, 1:], a[1, :1]]).abs() > 0).any() for _, a in answers])
+        links = [link for link, _ in answers]
+        if mixed.device.type != "cpu":
+            modes = {(link.path, tuple((type(m), m.training) for m in link.block.modules())) for link in links}
+            if modes <= self._known:
+                refuse_unless(~mixed.any(), MIXES.message(path=span(links[::-1])))
+                return
+            self._known |= modes
+        for link, mixes in zip(links, mixed.tolist(), strict=True):
             if mixes:
-                raise ChainError(
-                    f"{link.path} mixes the samples of a batch, as batch normalization does in training: it has no "
-                    "Jacobian for each of them. Use another normalization, eval() for that module, a batch in the "
-                    "first dimension of the states if there is none, or the engine 'backprop'."
-                )
-        self._checked.update(modes.items())
-
-
-def _asymmetric(state: Tensor) -> Tensor:
-    """Return a cotangent (B, width) that no symmetry of a block maps to zero; uses no random numbers."""
-    count = torch.arange(1.0, samples(state) * width(state) + 1, device=state.device)
-    return (count * count).sin().reshape(samples(state), width(state))
+                self._known.clear()
+                raise MIXES.error(path=link.path)
 
 
 def _vjps(links: Sequence[Link], rows: Sequence[Tensor]) -> list[Tensor | None]:
@@ -146,5 +170,5 @@ def _vjps(links: Sequence[Link], rows: Sequence[Tensor]) -> list[Tensor | None]:
     return [v if v is None else v.unsqueeze(1) if v.dim() == 2 else v.flatten(2) for v in vjps]
 
 
-def _wide_dtype(links: Sequence[Link]) -> torch.dtype:
-    return reduce(torch.promote_types, (link.out.dtype for link in links), torch.float32)
+def _wide_dtype(states: Sequence[Tensor]) -> torch.dtype:
+    return reduce(torch.promote_types, (state.dtype for state in states), torch.float32)

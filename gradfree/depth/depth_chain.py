@@ -25,7 +25,7 @@ class Attached(Protocol):
 
     Attributes:
         attachment: solves the chain.
-        mixing: stores which blocks are known not to mix the samples of a batch.
+        mixing: checks that blocks do not mix the samples of a batch.
         declared: the residual path of every link that keeps the state's shape; ``None``: it is read from the graphs.
         requires_residual: whether a chain without a residual path is an error for engines that need one.
     """
@@ -183,13 +183,11 @@ class DepthChain(Chain):
 
     def jacobians(self) -> Tensor:
         """Return F_2 to F_L of every sample, (L - 1, B, H, H), by H VJPs of all links at once."""
-        self.mixing.refuse(self.links)
-        return jacobians(self.links)
+        return jacobians(self.links, self.mixing)
 
     def jvps(self, tangents: Tensor) -> Tensor:
         """Return w_i = F_i (w_{i-1} + v_{i-1}) of every sample, (N, L, B, H)."""
-        self.mixing.refuse(self.links)
-        return jvps(self.links, tangents)
+        return jvps(self.links, tangents, self.mixing)
 
     def cotangents(self, vectors: Tensor, direct: Sequence[Cotangent]) -> list[Cotangent]:
         """Undo :meth:`vectors`; ``None`` for states that no direct cotangent reaches."""

@@ -159,8 +159,7 @@ class SequentialRow:
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out the plans and what is watched: a copy has other modules."""
-        left: dict[str, Any] = {"_plans": {}, "_settings": None, "_modules": [], "_hooks": []}
-        return {**self.__dict__, **left}
+        return {**self.__dict__, "_plans": {}, "_settings": None, "_modules": [], "_hooks": []}
 
     def forward(self, input: Tensor) -> Any:
         """Run the blocks as a row, or one by one."""

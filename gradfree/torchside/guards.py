@@ -75,7 +75,12 @@ def refuse_other_values(actual: Tensor, expected: Tensor, rounding: float, messa
     same = ((actual - expected).abs().amax() <= rounding * largest) | ~largest.isfinite()
     if wait and not same:
         raise errors.ChainError(message)
+    refuse_unless(same, message)
+
+
+def refuse_unless(condition: Tensor, message: str) -> None:
+    """Raise if ``condition`` is false; on a GPU by an assertion on the device, so that the host does not wait."""
     try:
-        assert_on_device(same, message)
+        assert_on_device(condition, message)
     except RuntimeError:  # A CPU raises at once.
         raise errors.ChainError(message) from None

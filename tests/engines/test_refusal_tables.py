@@ -15,7 +15,7 @@ from torch.nn.utils.parametrizations import spectral_norm
 import gradfree
 from gradfree import ChainError, errors
 from gradfree.errors import REFUSALS
-from gradfree.testing.cases.models import plain_model
+from gradfree.testing.cases.models import Model, NormAndDropout, plain_model
 
 X = (5, 6)
 
@@ -159,6 +159,10 @@ def stored_late(model, x):
     out_of(model, x)
 
 
+def normed(engine):
+    return lambda: (Model([NormAndDropout(), NormAndDropout()]), engine)
+
+
 def lazy(model):
     model.blocks[1].late = nn.LazyLinear(3)
 
@@ -204,6 +208,10 @@ PROGRAMS = {
     errors.FORWARD_HOOKS: attaching(forward_hooks, cell),
     errors.RANDOM_CELL: attaching(lambda model: None, lambda: cell(Dropping())),
     errors.WEIGHT_WITH_STATE: attaching(spectral, layers),
+    errors.MIXES: (
+        behind(lambda model, x: out_of(model, x).sum().backward()),
+        map(normed, ("deeppcr", "forward_gradient")),
+    ),
     errors.SCRIPTED: attaching(scripted, blocks),
     errors.LAZY: attaching(lazy, blocks),
 }

@@ -29,7 +29,17 @@ class Taking(Plain):
         return super().forward(x) + 1e-6 * torch.cat([x[1:2], torch.zeros_like(x[1:])])
 
 
-@pytest.mark.parametrize(("block", "shape"), [(NormAndDropout, (8, 6)), (Rolling, (8, 6)), (Taking, (2, 6))])
+class Giving(Plain):
+    """All samples depend on the first one."""
+
+    def forward(self, x):
+        return super().forward(x) + 1e-6 * torch.cat([torch.zeros_like(x[:1]), x[:1].expand_as(x[1:])])
+
+
+MIXING = [(NormAndDropout, (8, 6)), (Rolling, (8, 6)), (Taking, (2, 6)), (Giving, (4, 6))]
+
+
+@pytest.mark.parametrize(("block", "shape"), MIXING)
 def test_blocks_that_mix_samples_are_refused(block, shape):
     model = Model([Plain(), Plain(), block(), Plain()])
     with ENGINE.attach(model, ["blocks"]):
@@ -51,6 +61,31 @@ def test_a_block_is_checked_again_when_its_mode_changes():
         model.eval()
         actual = exact(model, x)
     assert_equal_gradients(actual, exact(model, x))
+
+
+class LateMixing(Plain):
+    """A block that mixes samples once it is warm: no mode, layer or attribute changes."""
+
+    warm = False
+
+    def forward(self, x):
+        return super().forward(x + 0.3 * x.mean(0) if LateMixing.warm else x)
+
+
+@pytest.mark.parametrize("name", ["deeppcr", "forward_gradient"])
+def test_a_block_that_begins_to_mix_samples_later_is_refused(name, monkeypatch):
+    model, x = Model([Plain(), LateMixing(), LateMixing()]), torch.randn(8, 6)
+    with gradfree.create_engine(name).attach(model, ["blocks"]):
+        for _ in range(2):
+            before = exact(model, x)
+        monkeypatch.setattr(LateMixing, "warm", True)
+        for _ in range(2):
+            with pytest.raises(ChainError, match=r"^blocks\.1 (to blocks\.2 )?mixes"):
+                exact(model, x)
+        monkeypatch.setattr(LateMixing, "warm", False)
+        after = exact(model, x)
+    if name == "deeppcr":
+        assert_equal_gradients(after, before)
 
 
 @pytest.mark.parametrize("kind", ["depth", "time"])
