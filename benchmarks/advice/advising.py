@@ -26,8 +26,8 @@ from gradfree.chains.report import Report
 from gradfree.cli import UsageError
 from gradfree.registry import engine_class
 
-_ENGINES, _COMPILING = 0.75, 0.95
-"""Shares of the budget after which engines, and the compiled model, are no longer timed. The rest is for the report."""
+_ENGINES, _COMPILING = 0.7, 0.9
+"""Shares of the budget after which engines, and the compiled model, are not timed; the rest is for the report."""
 
 
 def run(

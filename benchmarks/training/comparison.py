@@ -103,7 +103,7 @@ class Training(Case):
         return {
             "cosine": total.cosine,
             "relative_error": total.relative_error,
-            "chain": own,
+            "chain": round(own, 6),
             **alignment(fidelity, handle.chains),
         }
 

@@ -48,13 +48,14 @@ def test_python_m_prints_the_version(capsys, monkeypatch):
     assert capsys.readouterr().out == f"gradfree {gradfree.__version__}\n"
 
 
-def test_modules_of_the_current_folder_are_found(tmp_path, monkeypatch):
+def test_modules_of_the_current_folder_are_found(tmp_path, monkeypatch, capsys):
     """A console script has its own folder on the path; the module ``mine`` is in the current folder."""
     (tmp_path / "mine.py").write_text("raise SystemExit('mine is imported')\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [str(Path(sys.executable).parent), *(entry for entry in sys.path[1:] if entry)])
-    with pytest.raises(SystemExit, match="mine is imported"):
+    with pytest.raises(SystemExit):
         main(["check", "mine:build"])
+    assert "SystemExit: mine is imported" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
