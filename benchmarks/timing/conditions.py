@@ -88,17 +88,8 @@ class ConditionPass:
 
     def _layer(self) -> nn.RNNBase:
         c = self.condition
-<<<<<<< HEAD
-        options: dict[str, Any] = {
-            "num_layers": c.layers,
-            "bidirectional": c.directions == 2,
-            "batch_first": c.batch_first,
-        }
-        options |= {"proj_size": c.projection} if c.projection else {}
-=======
         options: dict[str, Any] = {"num_layers": c.layers, "bidirectional": c.directions == 2}
         options |= {"batch_first": c.batch_first} | ({"proj_size": c.projection} if c.projection else {})
->>>>>>> bench
         layer = _MODULES[c.cell](128, 128, **options).to(self.device, getattr(torch, c.dtype))
         if c.norm:
             torch.nn.utils.spectral_norm(layer, "weight_hh_l0")
