@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from gradfree.algebra.block_scan import Blocks
+from gradfree.time.recorded_step import recorded_step
 
 Ends = Callable[[Tensor], Tensor]
 
@@ -119,11 +120,22 @@ class ElementwiseCell(nn.Module, ABC):
         return after if self.parts > 1 else after[0]
 
 
-def run_steps(cell: nn.Module, x: Tensor, parts: Sequence[Tensor]) -> list[tuple[Tensor, ...]]:
-    """Run ``cell`` step by step; return the parts of the state after each step."""
+def run_steps(
+    cell: nn.Module, x: Tensor, parts: Sequence[Tensor], where: str | None = None
+) -> list[tuple[Tensor, ...]]:
+    """Run ``cell`` step by step; return the parts of the state after each step.
+
+    Args:
+        cell: the cell.
+        x: (T, B, I).
+        parts: the parts of the initial state.
+        where: the cell's path if an engine runs it: its steps are checked. ``None``: they are not.
+    """
     advance: Callable[[Tensor, Sequence[Tensor]], tuple[Tensor, ...]] = partial(apply_cell, cell)
     if runs_by_units(cell):
         advance, x = cell.advance, cell.fed(x)
+    if where is not None:
+        advance = partial(recorded_step, advance, where)
     steps: list[tuple[Tensor, ...]] = []
     for fed in x:
         parts = advance(fed, parts)

@@ -11,9 +11,10 @@ from torch.autograd.function import FunctionCtx
 from gradfree.chains.refusals import hooked, tapped
 from gradfree.chains.site import Removable, Site
 from gradfree.chains.solving import Attachment
-from gradfree.errors import ATTACHED, CHANGED_IN_PLACE, NOT_FINITE_INSIDE, ChainError, refuse
+from gradfree.errors import ATTACHED, CHANGED_IN_PLACE, CHANGED_STATE, NOT_FINITE_INSIDE, ChainError, refuse
 from gradfree.time.cell_layer import CellLayer, ElementwiseCell, Ends, state_problems
 from gradfree.time.forward import Recurrence, SingleStepWarning, run
+from gradfree.time.recorded_step import cell_errors
 from gradfree.time.unrolled_chain import UnrolledChain, autocast_now, cell_problems, check_batched_states
 from gradfree.torchside.guards import check_finite, refuse_batched, refuse_second_derivatives, refuse_transforms, saved
 from gradfree.torchside.private import uncompiled, version
@@ -131,17 +132,14 @@ class _UnrollFunction(torch.autograd.Function):
         at = recorder.attachment
         first = [part[None] for part in rest[:parts]]
         recurrence = Recurrence(x, first, rest[parts:], None, cell, memory=at.memory, paths=[at.path])
-        out, finals, others, ctx.passes = run(at.engine, recurrence)
+        with cell_errors(recorder.where):
+            out, finals, others, ctx.passes = run(at.engine, recurrence)
         if torch.is_autocast_enabled(x.device.type):
             # Older versions of torch keep casts of weights, here without a graph, for passes that need one:
             # https://github.com/pytorch/pytorch/issues/158232
             torch.clear_autocast_cache()
         if _marks([x, *rest, *cell.buffers()]) != before:
-            raise ChainError(
-                f"{recorder.where} changes its input, its state, a parameter or a buffer: an engine runs it again in "
-                "the backward pass, which would change them once more. Compute new tensors instead, and keep "
-                "statistics outside of the cell."
-            )
+            raise CHANGED_STATE.error(path=recorder.where)
         # Not saved by autograd: saved-tensor hooks may return other tensors, but the cell runs again with its own
         # parameters. Detached aliases: assigning a parameter's ``data`` between the passes does not change them.
         ctx.parameters = [p.detach() for p in rest[parts:]]

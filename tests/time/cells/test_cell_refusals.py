@@ -163,12 +163,77 @@ class Overwriting(Leaky):
         return super().forward(x, state.mul_(0.5))
 
 
-@pytest.mark.parametrize("cell", [Counted, Replaced, Overwriting])
+class Keeping(Leaky):
+    """It changes each state but the first one in place."""
+
+    def forward(self, x, state):
+        after = super().forward(x, state)
+        if self.last is state:
+            with torch.no_grad():
+                state.mul_(0.5)
+        self.last = after
+        return after
+
+    last = None
+
+
+@pytest.mark.parametrize("cell", [Counted, Replaced, Overwriting, Keeping])
 def test_a_cell_that_changes_its_inputs_or_buffers_is_refused(cell):
     layer = CellLayer(cell())
     with gradfree.create_engine("fixed_point").attach(layer):
         message = refusal(lambda: layer(torch.randn(5, 3, INPUT), torch.randn(3, HIDDEN)))
         assert "cell changes its input, its state, a parameter or a buffer" in message
+
+
+def hooking(do):
+    """Return a cell that does something to its state or input before it runs."""
+
+    class Hooking(Leaky):
+        def forward(self, x, state):
+            return super().forward(*do(x, state))
+
+    return CellLayer(Hooking())
+
+
+def clamped(t):
+    t.register_hook(lambda g: g.clamp(-0.01, 0.01))
+    return t
+
+
+ON_ARGUMENTS = {
+    "a hook on the state": lambda x, h: (x, clamped(h) if h.requires_grad else h),
+    "retain_grad()": lambda x, h: (x, (h.requires_grad and h.retain_grad(), h)[1]),
+    "a hook on the input": lambda x, h: (clamped(x) if x.requires_grad else x, h),
+}
+EXACT_IN_TIME = ("backprop", "shooting", "newton", "fixed_point", "truncated", "deeppcr")
+
+
+@pytest.mark.parametrize("name", EXACT_IN_TIME)
+@pytest.mark.parametrize("what", ON_ARGUMENTS)
+def test_hooks_on_what_a_cell_is_given_are_refused(what, name):
+    layer = hooking(ON_ARGUMENTS[what])
+    with gradfree.create_engine(name).attach(layer):
+        loss = layer(torch.randn(24, 3, INPUT))[0].square().sum()
+        assert "cell puts a gradient hook, or retain_grad(), on its state or its input" in refusal(loss.backward)
+
+
+@pytest.mark.parametrize("name", EXACT_IN_TIME)
+@pytest.mark.parametrize("do", [lambda x, h: (x, clamped(h)), lambda x, h: (x, (h.retain_grad(), h)[1])])
+def test_hooks_without_a_condition_are_refused_in_the_forward_pass(do, name):
+    layer = hooking(do)
+    with gradfree.create_engine(name).attach(layer):
+        message = refusal(lambda: layer(torch.randn(24, 3, INPUT)))
+        assert "hook, or retain_grad(), on a tensor that needs no gradient" in message
+
+
+@pytest.mark.parametrize("name", ["backprop", "shooting", "newton"])
+def test_a_hook_that_clamps_the_gradient_of_a_copy_of_the_state_is_exact(name):
+    """The remedy of the refusal."""
+    layer, x = hooking(lambda x, h: (x, clamped(h.view_as(h)) if h.requires_grad else h)), torch.randn(24, 3, INPUT)
+    expected = torch.autograd.grad(layer(x)[0].square().sum(), [*layer.parameters()])
+    options = {"segments": 3} if name == "shooting" else {}
+    with gradfree.create_engine(name, **options).attach(layer):
+        assert_close(torch.autograd.grad(layer(x)[0].square().sum(), [*layer.parameters()]), expected)
 
 
 def test_cell_layers_with_another_unroll_are_refused():
