@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, cast
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor
 
 from gradfree.chains.chain import Chain
+from gradfree.chains.report import path_name
 from gradfree.chains.site import Removable, Site
 from gradfree.chains.solving import Attachment
 from gradfree.devices.hardware import to_device
@@ -86,6 +88,12 @@ class DSF(SweepEngine):
         """Put the engine on one chain, with the feedback that its cell allows."""
         if self.feedback is None:
             gated = site.dimension == "time" and site.has_residual
+            if site.hidden_gate:
+                warnings.warn(
+                    f"{path_name(site.path)}: {site.hidden_gate} DSF takes 'linspace' for it, which is much worse than "
+                    "'gate'. Or say feedback='linspace'.",
+                    stacklevel=4,
+                )
             attachment.engine = replace(self, feedback="gate" if gated else "linspace")
         return super().install(site, attachment)
 

@@ -175,6 +175,17 @@ def apply_cell(cell: nn.Module, x: Tensor, parts: Sequence[Tensor]) -> tuple[Ten
     return after
 
 
+_LAYERS: dict[type[nn.Module], str] = {nn.GRUCell: "nn.GRU", nn.LSTMCell: "nn.LSTM", nn.RNNCell: "nn.RNN"}
+
+
+def or_torchs_layer(cell: nn.Module) -> str:
+    """Return how to make torch's layer from one of torch's cells, with the same weights; "" for other cells."""
+    if (layer := _LAYERS.get(type(cell))) is None:
+        return ""
+    layer += f"(..., nonlinearity={cell.nonlinearity!r})" if isinstance(cell, nn.RNNCell) else ""
+    return f", or {layer} and layer.load_state_dict({{f'{{n}}_l0': p for n, p in cell.state_dict().items()}})"
+
+
 def state_problems(where: str, parts: Sequence[Tensor], x: Tensor) -> Iterator[str]:
     """Yield a problem for each part of the state that has not one row for each sequence of ``x`` (T, B, I)."""
     for part in parts:

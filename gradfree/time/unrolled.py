@@ -12,7 +12,7 @@ from gradfree.chains.refusals import hooked, tapped
 from gradfree.chains.site import Removable, Site
 from gradfree.chains.solving import Attachment
 from gradfree.errors import ATTACHED, CHANGED_IN_PLACE, CHANGED_STATE, NOT_FINITE_INSIDE, ChainError, refuse
-from gradfree.time.cell_layer import CellLayer, ElementwiseCell, Ends, state_problems
+from gradfree.time.cell_layer import CellLayer, ElementwiseCell, Ends, or_torchs_layer, state_problems
 from gradfree.time.forward import Recurrence, SingleStepWarning, run
 from gradfree.time.recorded_step import cell_errors
 from gradfree.time.unrolled_chain import UnrolledChain, autocast_now, cell_problems, check_batched_states
@@ -38,6 +38,16 @@ class Unrolled(Site):
     def has_residual(self) -> bool:
         """Whether the cell has a known diagonal Jacobian."""
         return isinstance(self._layer.cell, ElementwiseCell)
+
+    @property
+    def hidden_gate(self) -> str:
+        """What to use in place of a cell of torch with a gate, and of cells that contain one."""
+        gated = [type(m).__name__ for m in self._layer.cell.modules() if isinstance(m, nn.GRUCell | nn.LSTMCell)]
+        if not gated:
+            return ""
+        remedy = or_torchs_layer(self._layer.cell).removeprefix(", or ")
+        use = f"Use {remedy}" if remedy else "Write it as a gradfree.ElementwiseCell if it acts unit by unit"
+        return f"A CellLayer hides the gate of {gated[0]}. {use}."
 
     def means(self) -> dict[str, tuple[int, ...]]:
         """Return the shapes of the means of an elementwise cell's diagonal, one for each part of the state."""

@@ -1,6 +1,7 @@
 """Cells that cannot run on all steps as one batch, or that change their inputs or buffers, are refused."""
 
 import pickle
+import warnings
 from collections import UserDict
 from types import SimpleNamespace
 
@@ -243,3 +244,35 @@ def test_cell_layers_with_another_unroll_are_refused():
 
     engine = gradfree.create_engine("truncated")
     assert "Doubling with another unroll" in refusal(lambda: engine.attach(Doubling(Leaky())))
+
+
+class Wrapping(nn.Module):
+    hidden_size = HIDDEN
+
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.GRUCell(INPUT, HIDDEN)
+
+    def forward(self, x, state):
+        return self.inner(x, state)
+
+
+HIDDEN_GATES = {
+    "GRU": (lambda: nn.GRUCell(INPUT, HIDDEN), "hides the gate of GRUCell. Use nn.GRU and layer.load_state_dict"),
+    "LSTM": (lambda: nn.LSTMCell(INPUT, HIDDEN), "hides the gate of LSTMCell. Use nn.LSTM and layer.load_state_dict"),
+    "wrapped": (Wrapping, "hides the gate of GRUCell. Write it as a gradfree.ElementwiseCell"),
+    "none": (Leaky, "has no gate that carries its state"),
+}
+
+
+@pytest.mark.parametrize("cell", HIDDEN_GATES)
+def test_rules_on_gates_name_the_remedy_for_a_cell_that_hides_its_gate(cell):
+    make, said = HIDDEN_GATES[cell]
+    layer = CellLayer(make())
+    for name, options in (("highway_bp", {}), ("dsf", {"feedback": "gate"}), ("newton", {"jacobian": "gate"})):
+        assert said in refusal(lambda n=name, o=options: gradfree.create_engine(n, **o).attach(layer))
+    with warnings.catch_warnings(record=True) as given:
+        warnings.simplefilter("always")
+        gradfree.create_engine("dsf").attach(layer).detach()
+        gradfree.create_engine("dsf", feedback="linspace").attach(layer).detach()
+    assert [said in str(warning.message) for warning in given] == ([] if cell == "none" else [True])
