@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, cast
@@ -10,6 +11,9 @@ import torch
 from torch import Tensor
 
 from gradfree.chains.chain import Chain
+from gradfree.chains.report import path_name
+from gradfree.chains.site import Removable, Site
+from gradfree.chains.solving import Attachment
 from gradfree.devices.hardware import to_device
 from gradfree.engines.options import check_count
 from gradfree.engines.sweeps import SweepEngine
@@ -29,17 +33,20 @@ class DSF(SweepEngine):
     Args:
         feedback: a. "linspace": from 0 to 1 over the units, as in the paper. "gate": a running mean of the update
             gate (GRU) or forget gate (LSTM, for c only), saved in checkpoints. Or a number for all units, or a
-            tensor or sequence of H numbers.
+            tensor or sequence of H numbers. ``None``: "gate" for recurrent layers whose cell has a gate, else
+            "linspace".
         iterations: sweeps that refine the result as in Highway-BP; 0 is the paper's algorithm.
     """
 
     worth_trying: ClassVar = ({"feedback": "linspace"}, {"feedback": "gate"})
-    feedback: str | float | Sequence[float] | Tensor = "linspace"
+    feedback: str | float | Sequence[float] | Tensor | None = None
     iterations: int = 0
 
     def __post_init__(self) -> None:
         check_count(self, "iterations", least=0)
         values = self.feedback
+        if values is None:
+            return
         if isinstance(values, str):
             if values not in _NAMED:
                 raise ValueError(f"DSF: feedback must be 'linspace', 'gate', a number or a tensor, not {values!r}.")
@@ -77,6 +84,19 @@ class DSF(SweepEngine):
         """Return ``iterations``."""
         return self.iterations
 
+    def install(self, site: Site, attachment: Attachment) -> Sequence[Removable]:
+        """Put the engine on one chain, with the feedback that its cell allows."""
+        if self.feedback is None:
+            gated = site.dimension == "time" and site.has_residual
+            if site.hidden_gate:
+                warnings.warn(
+                    f"{path_name(site.path)}: {site.hidden_gate} DSF takes 'linspace' for it, which is much worse than "
+                    "'gate'. Or say feedback='linspace'.",
+                    stacklevel=4,
+                )
+            attachment.engine = replace(self, feedback="gate" if gated else "linspace")
+        return super().install(site, attachment)
+
     def split(self, chain: Chain) -> Any:
         """Return K = diag(a)."""
         units = chain.like.shape[-1]
@@ -84,7 +104,7 @@ class DSF(SweepEngine):
         wide = torch.promote_types(chain.like.dtype, torch.float32)
         if self.feedback == "gate":
             return chain.mean_residual(momentum=0.1)
-        if self.feedback == "linspace":
+        if self.feedback in ("linspace", None):
             return chain.constant(torch.linspace(0, 1, units, dtype=wide, device=chain.like.device))
         if isinstance(self.feedback, tuple):
             if len(self.feedback) != units:

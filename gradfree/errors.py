@@ -134,6 +134,28 @@ GLOBAL_HOOKS = _row(
     "which would run on {path}: an engine runs the cell without a graph, so tensors in the hook have no gradient.",
     "Remove it for passes with a graph, or detach the engine.",
 )
+HOOKED_STATE = _row(
+    _MODULES,
+    "a gradient hook or `retain_grad()` on what a cell of a `CellLayer` is given",
+    "{path} puts a gradient hook, or retain_grad(), on its state or its input: an engine runs the cell on all steps as "
+    "one batch, where it would see other gradients, or none.",
+    "To clip inside the recurrence, put the hook on a copy, h = h.view_as(h), if h.requires_grad. It gets the "
+    "gradients of all steps at once, so let it work element by element: lambda g: g.clamp(-1, 1).",
+)
+CHANGED_STATE = _row(
+    _MODULES,
+    "a cell of a `CellLayer` that changes what it is given",
+    "{path} changes its input, its state, a parameter or a buffer: an engine runs it again in the backward pass, which "
+    "would change them once more.",
+    "Compute new tensors instead, and keep statistics outside of the cell.",
+)
+HOOK_WITHOUT_GRAPH = _row(
+    _MODULES,
+    "a gradient hook without a condition in the cell of a `CellLayer`",
+    "{path} puts a gradient hook, or retain_grad(), on a tensor that needs no gradient: an engine runs the cell "
+    "without a graph first.",
+    "Write `if h.requires_grad: h.register_hook(...)`, and put it on no tensor that the cell is given.",
+)
 RANDOM_CELL = _row(
     _MODULES,
     "dropout and batch normalisation in the cell of a `CellLayer`",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from gradfree.algebra.cotangents import relative_change
@@ -14,8 +15,8 @@ from gradfree.engines.engine import Engine
 from gradfree.engines.options import check_positive
 from gradfree.errors import ChainError
 
-_WRONG = 0.05
-"""A residual above this is not due to rounding, not even to that of bfloat16 inside blocks."""
+_WRONG, _WRONG_IN_DOUBLE = 0.05, 1e-6
+"""A residual above this is not due to rounding, not even to that of bfloat16 inside blocks; and in float64."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +54,8 @@ class DeepPCR(Engine):
         delta = chain.cotangents(solution, direct)
         residual = relative_change(delta, chain.pull(direct, delta, chain.constant(0.0)))
         chain.offer("residual", lambda: residual)
-        return chain.gradients(chain.cotangents(solution.masked_fill(residual > _WRONG, float("nan")), direct))
+        wrong = residual > (_WRONG_IN_DOUBLE if chain.like.dtype is torch.float64 else _WRONG)
+        return chain.gradients(chain.cotangents(solution.masked_fill(wrong, float("nan")), direct))
 
     def _refuse_large(self, chain: Chain, terms: Tensor) -> None:
         _, batch, width = terms.shape

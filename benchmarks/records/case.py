@@ -39,9 +39,25 @@ class Row:
 
     @property
     def name(self) -> str:
-        """The label in reports: a model without an engine is "autograd", though records call it "backprop"."""
+        """The label in reports: a model without an engine is "autograd", though records call it "backprop".
+
+        A row that is called "dsf" in records is "dsf linspace", its default then.
+        """
+        if self._has_old_default:
+            return f"{self.label} linspace"
         plain = self.engine == "backprop" and self.options.get("plain")
         return self.label.replace("backprop", "autograd", 1) if plain else self.label
+
+    @property
+    def recorded_options(self) -> Mapping[str, Any]:
+        """The options in records: ``dsf`` without ``feedback`` meant "linspace" until 0.3 and has another id now."""
+        if self._has_old_default:
+            return {}
+        return {"feedback": None, **self.options} if self.engine == "dsf" else self.options
+
+    @property
+    def _has_old_default(self) -> bool:
+        return self.label == self.engine == "dsf" and self.options == {"feedback": "linspace"}
 
     @property
     def fact_columns(self) -> dict[str, Any]:
@@ -113,8 +129,10 @@ def recorded(value: Mapping[str, Any]) -> dict[str, Any]:
 def _plain(value: Any) -> Any:
     """Return ``value`` with dataclasses replaced by dicts."""
     if is_dataclass(value) and not isinstance(value, type):
-        source = recorded_source(engine_class(value.engine)) if isinstance(value, Row) else {}
-        return {**recorded_class(type(value)), **_fields(value), **source}
+        of_row = {}
+        if isinstance(value, Row):
+            of_row = {"options": _plain(value.recorded_options), **recorded_source(engine_class(value.engine))}
+        return {**recorded_class(type(value)), **_fields(value), **of_row}
     if isinstance(value, Mapping):
         return {key: _plain(item) for key, item in value.items()}
     return [_plain(item) for item in value] if isinstance(value, (list, tuple)) else value

@@ -55,7 +55,7 @@ _LAYERS = (
 _LAYER_ROWS = (
     Row("backprop", "backprop", {}),
     TRUNCATED,
-    Row("dsf", "dsf", {}),
+    Row("dsf", "dsf", {"feedback": "linspace"}),
     *_highway(0, 2),
 )
 _SYNTHETIC = (BACKPROP, TRUNCATED, *_DSF, *_highway(0, 2))

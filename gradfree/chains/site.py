@@ -58,6 +58,11 @@ class Site(ABC):
         return True
 
     @property
+    def hidden_gate(self) -> str:
+        """Where the chain has a gate that engines do not see, a sentence that says so, and the remedy; else ""."""
+        return ""
+
+    @property
     def can_be_batched(self) -> bool:
         """Whether the VJPs of equal links may run as one batch."""
         return False

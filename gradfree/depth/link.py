@@ -21,8 +21,8 @@ from gradfree.chains.chain import ChainGradients
 from gradfree.depth.nodes import BORDERS
 from gradfree.errors import ChainError
 from gradfree.torchside.graph import Reached, may_write, walk, was_cast
-from gradfree.torchside.hooks import without_hooks
-from gradfree.torchside.private import hooks_of, node_class, version
+from gradfree.torchside.hooks import has_hooks, without_hooks
+from gradfree.torchside.private import node_class, version
 from gradfree.torchside.residual import residual_factor
 
 
@@ -217,11 +217,6 @@ _FREED = (
     "from inside. Call backward(retain_graph=True), return that tensor from the block beside the state, or use the "
     "engine 'backprop'."
 )
-
-
-def has_hooks(state: Tensor) -> bool:
-    """Return whether ``state`` has a gradient hook or ``retain_grad()``."""
-    return bool(hooks_of(state)) or state.retains_grad
 
 
 def refuse_hooks(path: str, given: Tensor | None) -> None:

@@ -20,11 +20,12 @@ from gradfree.chains.site import Removable, Site
 from gradfree.chains.solving import Attachment
 from gradfree.depth.block_jacobians import Mixing
 from gradfree.depth.depth_pass import DepthPass
-from gradfree.depth.link import Link, has_hooks, refuse_hooks
+from gradfree.depth.link import Link, refuse_hooks
 from gradfree.depth.nodes import EXIT
 from gradfree.depth.ports import Port, port_of, replaced, tensors_in
 from gradfree.errors import ChainError
 from gradfree.torchside.guards import refuse_transforms
+from gradfree.torchside.hooks import has_hooks
 from gradfree.torchside.private import changes, recomputed, uncompiled
 from gradfree.torchside.sharding import is_dtensor, sharded
 from gradfree.torchside.unsaved import unsaved_hooks

@@ -12,7 +12,7 @@ from gradfree.chains.kinds import known_kinds
 from gradfree.chains.refusals import attached
 from gradfree.chains.report import Report, path_name
 from gradfree.chains.site import Site
-from gradfree.time.cell_layer import ElementwiseCell
+from gradfree.time.cell_layer import ElementwiseCell, or_torchs_layer
 from gradfree.wording import did_you_mean
 
 Kinds = Sequence[type[Site]]
@@ -21,8 +21,6 @@ Chains = Sequence[str | Sequence[str]]
 
 ALTERNATIVES = ("backprop", "fixed_point", "truncated")
 """Engines that no chain of the conformance suite fails with, but those of single layers."""
-
-_LAYERS: dict[type[nn.Module], str] = {nn.GRUCell: "nn.GRU", nn.LSTMCell: "nn.LSTM", nn.RNNCell: "nn.RNN"}
 
 
 def validate(model: nn.Module, chains: Chains | None, kinds: Kinds, left: Kinds = ()) -> Report:
@@ -179,13 +177,6 @@ def _looped_cells(modules: Mapping[str, nn.Module], kinds: Sequence[type[Site]])
             if isinstance(module, nn.RNNCellBase | ElementwiseCell):
                 yield (
                     f"{path_name(path)} is of class {type(module).__name__}, a cell that is called step by step, which "
-                    f"is not a chain. Use a layer that runs all steps: gradfree.CellLayer(cell){_torch_layer(module)}."
+                    "is not a chain. Use a layer that runs all steps: "
+                    f"gradfree.CellLayer(cell){or_torchs_layer(module)}."
                 )
-
-
-def _torch_layer(cell: nn.Module) -> str:
-    """Return how to make torch's layer from one of torch's cells, with the same weights; "" for other cells."""
-    if (layer := _LAYERS.get(type(cell))) is None:
-        return ""
-    layer += f"(..., nonlinearity={cell.nonlinearity!r})" if isinstance(cell, nn.RNNCell) else ""
-    return f", or {layer} and layer.load_state_dict({{f'{{n}}_l0': p for n, p in cell.state_dict().items()}})"

@@ -176,7 +176,11 @@ class Engine(Solver):
         """Yield why the engine cannot be attached to a chain, besides what prevents attaching any engine."""
         if self.loops is None:
             yield from site.problems_when_linearised()
-        if self.needs_residual and not site.has_residual:
+        if not self.needs_residual or site.has_residual:
+            return
+        if site.hidden_gate:
+            yield f"{path_name(site.path)}: {site.hidden_gate} {type(self).__name__} needs the gate."
+        else:
             yield (
                 f"{path_name(site.path)} has no gate that carries its state from step to step, which "
                 f"{type(self).__name__} needs. Use the engine 'fixed_point', 'truncated' or 'dsf', or leave the chain "

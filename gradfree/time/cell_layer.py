@@ -16,6 +16,7 @@ from gradfree.algebra.block_scan import Blocks
 from gradfree.loops.compiled import Compiler, run_compiled
 from gradfree.loops.recurrence import Loop
 from gradfree.time.packing import PackedRows
+from gradfree.time.recorded_step import recorded_step
 
 Ends = Callable[[Tensor], Tensor]
 
@@ -177,11 +178,22 @@ class ElementwiseCell(nn.Module, ABC):
         return after if self.parts > 1 else after[0]
 
 
-def run_steps(cell: nn.Module, x: Tensor, parts: Sequence[Tensor]) -> list[tuple[Tensor, ...]]:
-    """Run ``cell`` step by step; return the parts of the state after each step."""
+def run_steps(
+    cell: nn.Module, x: Tensor, parts: Sequence[Tensor], where: str | None = None
+) -> list[tuple[Tensor, ...]]:
+    """Run ``cell`` step by step; return the parts of the state after each step.
+
+    Args:
+        cell: the cell.
+        x: (T, B, I).
+        parts: the parts of the initial state.
+        where: the cell's path if an engine runs it: its steps are checked. ``None``: they are not.
+    """
     advance: Callable[[Tensor, Sequence[Tensor]], tuple[Tensor, ...]] = partial(apply_cell, cell)
     if runs_by_units(cell):
         advance, x = cell.advance, cell.fed(x)
+    if where is not None:
+        advance = partial(recorded_step, advance, where)
     steps: list[tuple[Tensor, ...]] = []
     for fed in x:
         parts = advance(fed, parts)
@@ -219,6 +231,17 @@ def apply_cell(cell: nn.Module, x: Any, parts: Sequence[Tensor]) -> tuple[Tensor
             )
         )
     return after
+
+
+_LAYERS: dict[type[nn.Module], str] = {nn.GRUCell: "nn.GRU", nn.LSTMCell: "nn.LSTM", nn.RNNCell: "nn.RNN"}
+
+
+def or_torchs_layer(cell: nn.Module) -> str:
+    """Return how to make torch's layer from one of torch's cells, with the same weights; "" for other cells."""
+    if (layer := _LAYERS.get(type(cell))) is None:
+        return ""
+    layer += f"(..., nonlinearity={cell.nonlinearity!r})" if isinstance(cell, nn.RNNCell) else ""
+    return f", or {layer} and layer.load_state_dict({{f'{{n}}_l0': p for n, p in cell.state_dict().items()}})"
 
 
 def state_problems(where: str, parts: Sequence[Tensor], x: Tensor) -> Iterator[str]:

@@ -229,7 +229,8 @@ def run_sequentially(recurrence: Recurrence) -> Trajectory:
     """Run ``recurrence`` step by step; outputs are bitwise those of torch's layer, or of a loop over the cell."""
     x, first, weights = recurrence.x, recurrence.first, recurrence.weights
     if recurrence.cell is not None:
-        steps = run_steps(recurrence.cell, x, [part[0] for part in first])
+        where = f"{recurrence.paths[0]}.cell".removeprefix(".")
+        steps = run_steps(recurrence.cell, x, [part[0] for part in first], where)
         out, *others = (torch.stack(part) for part in zip(*steps, strict=True))
         return Trajectory(out, [part[None] for part in steps[-1]], tuple(others))
     if _keeps_gates(recurrence):

@@ -13,10 +13,19 @@ from torch.autograd.function import FunctionCtx
 from gradfree.chains.refusals import hooked, tapped
 from gradfree.chains.site import Removable, Site
 from gradfree.chains.solving import Attachment
-from gradfree.errors import ATTACHED, CHANGED_IN_PLACE, NOT_FINITE_INSIDE, ChainError, refuse
+from gradfree.errors import ATTACHED, CHANGED_IN_PLACE, CHANGED_STATE, NOT_FINITE_INSIDE, ChainError, refuse
 from gradfree.loops.recurrence import Loop, LoopMemory
-from gradfree.time.cell_layer import CellLayer, ElementwiseCell, Ends, results, runs_by_units, state_problems
+from gradfree.time.cell_layer import (
+    CellLayer,
+    ElementwiseCell,
+    Ends,
+    or_torchs_layer,
+    results,
+    runs_by_units,
+    state_problems,
+)
 from gradfree.time.forward import Recurrence, SingleStepWarning, run
+from gradfree.time.recorded_step import cell_errors
 from gradfree.time.unrolled_chain import UnrolledChain, autocast_now, cell_problems, check_batched_states
 from gradfree.torchside.guards import check_finite, refuse_batched, refuse_second_derivatives, refuse_transforms, saved
 from gradfree.torchside.hooks import when_backward
@@ -41,6 +50,16 @@ class Unrolled(Site):
     def has_residual(self) -> bool:
         """Whether the cell has a known diagonal Jacobian."""
         return isinstance(self._layer.cell, ElementwiseCell)
+
+    @property
+    def hidden_gate(self) -> str:
+        """What to use in place of a cell of torch with a gate, and of cells that contain one."""
+        gated = [type(m).__name__ for m in self._layer.cell.modules() if isinstance(m, nn.GRUCell | nn.LSTMCell)]
+        if not gated:
+            return ""
+        remedy = or_torchs_layer(self._layer.cell).removeprefix(", or ")
+        use = f"Use {remedy}" if remedy else "Write it as a gradfree.ElementwiseCell if it acts unit by unit"
+        return f"A CellLayer hides the gate of {gated[0]}. {use}."
 
     def means(self) -> dict[str, tuple[int, ...]]:
         """Return the shapes of the means of an elementwise cell's diagonal, one for each part of the state."""
@@ -170,17 +189,14 @@ class _UnrollFunction(torch.autograd.Function):
         at = recorder.attachment
         first = [part[None] for part in rest[:parts]]
         recurrence = Recurrence(x, first, rest[parts:], None, cell, memory=at.memory, paths=[at.path])
-        out, finals, others, ctx.passes = run(at.engine, recurrence)
+        with cell_errors(recorder.where):
+            out, finals, others, ctx.passes = run(at.engine, recurrence)
         if torch.is_autocast_enabled(x.device.type):
             # Older versions of torch keep casts of weights, here without a graph, for passes that need one:
             # https://github.com/pytorch/pytorch/issues/158232
             torch.clear_autocast_cache()
         if _marks([x, *rest, *cell.buffers()]) != before:
-            raise ChainError(
-                f"{recorder.where} changes its input, its state, a parameter or a buffer: an engine runs it again in "
-                "the backward pass, which would change them once more. Compute new tensors instead, and keep "
-                "statistics outside of the cell."
-            )
+            raise CHANGED_STATE.error(path=recorder.where)
         # Not saved by autograd: saved-tensor hooks may return other tensors, but the cell runs again with its own
         # parameters. Detached aliases: assigning a parameter's ``data`` between the passes does not change them.
         ctx.parameters = [p.detach() for p in rest[parts:]]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +18,7 @@ from gradfree.devices.hardware import product_rounding
 from gradfree.errors import RANDOM_CELL, ChainError
 from gradfree.time.cell_layer import ElementwiseCell, apply_cell, output_size, unit_blocks
 from gradfree.time.closed_forms import Links, State
+from gradfree.time.recorded_step import recorded_step
 from gradfree.time.time_chain import Factors, TimeChain
 from gradfree.torchside.batched_vjps import batched_vjps
 from gradfree.torchside.graph import walk
@@ -69,7 +70,8 @@ class UnrolledChain(TimeChain):
         with torch.enable_grad():
             self.x = x.detach().requires_grad_(x.is_floating_point() or x.is_complex())
             self.before = [part.detach().requires_grad_() for part in before]
-            after = apply_cell(cell, self.x.flatten(0, 1), [part.flatten(0, 1) for part in self.before])
+            given = self.x.flatten(0, 1), [part.flatten(0, 1) for part in self.before]
+            after = recorded_step(partial(apply_cell, cell), where, *given)
             self.states = self.after = [part.unflatten(0, self.shape) for part in after]
         known = {id(t) for t in (self.x, *self.before, *own)}
         if any(id(leaf) not in known for leaf in walk(self.after).leaves):

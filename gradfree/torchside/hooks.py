@@ -12,6 +12,11 @@ from torch import Tensor
 from gradfree.torchside.private import after_backward, hooks_of
 
 
+def has_hooks(tensor: Tensor) -> bool:
+    """Return whether ``tensor`` has a gradient hook or ``retain_grad()``."""
+    return bool(hooks_of(tensor)) or tensor.retains_grad
+
+
 @contextmanager
 def without_hooks(leaves: Sequence[Tensor]) -> Iterator[None]:
     """Suppress tensor hooks of ``leaves`` inside the ``with``; autograd calls them later, with the whole gradient."""

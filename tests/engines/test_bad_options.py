@@ -15,7 +15,7 @@ BAD = {
     "backprop": {"plain": ([], [1])},
     "deeppcr": {"memory_limit": MEMORY},
     "dfa": {"seed": SEED},
-    "dsf": {"iterations": ([-1], [1.5]), "feedback": (["gates", nan, [], torch.rand(2, 2)], [None, True])},
+    "dsf": {"iterations": ([-1], [1.5]), "feedback": (["gates", nan, [], torch.rand(2, 2)], [True])},
     "fa": {"seed": SEED},
     "fixed_point": {"iterations": ([-1], [2.5, True]), "tolerance": TOLERANCE},
     "forward_gradient": {"samples": ([0], []), "sigma": ([0.0], ["1"]), "seed": SEED},

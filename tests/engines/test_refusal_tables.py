@@ -159,6 +159,22 @@ def stored_late(model, x):
     out_of(model, x)
 
 
+class Acting(nn.GRUCell):
+    """It does something to its state first."""
+
+    def __init__(self, act):
+        super().__init__(6, 6)
+        self.act = act
+
+    def forward(self, x, h):
+        self.act(h)
+        return super().forward(x, h)
+
+
+def acting(act):
+    return behind(lambda model, x: out_of(model, x).sum().backward()), [lambda: cell(Acting(act))]
+
+
 def normed(engine):
     return lambda: (Model([NormAndDropout(), NormAndDropout()]), engine)
 
@@ -206,6 +222,9 @@ PROGRAMS = {
     errors.ATTACHED: attaching(attach_again, blocks, gru, cell),
     errors.BACKWARD_HOOKS: attaching(backward_hooks, blocks, cell),
     errors.FORWARD_HOOKS: attaching(forward_hooks, cell),
+    errors.HOOKED_STATE: acting(lambda h: h.requires_grad and h.register_hook(torch.neg)),
+    errors.HOOK_WITHOUT_GRAPH: acting(lambda h: h.register_hook(torch.neg)),
+    errors.CHANGED_STATE: acting(lambda h: h.mul_(0.5)),
     errors.RANDOM_CELL: attaching(lambda model: None, lambda: cell(Dropping())),
     errors.WEIGHT_WITH_STATE: attaching(spectral, layers),
     errors.MIXES: (

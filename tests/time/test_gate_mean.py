@@ -8,6 +8,7 @@ from torch.nn.utils.rnn import pack_padded_sequence
 
 import gradfree
 from gradfree.models import ParaLSTM
+from gradfree.testing.cases.models import assert_equal_gradients, gradients, plain_model
 
 
 def test_the_mean_gate_ignores_padding_and_empty_or_non_finite_batches():
@@ -28,6 +29,33 @@ def test_the_mean_gate_ignores_padding_and_empty_or_non_finite_batches():
     torch.testing.assert_close(mean_after(pack_padded_sequence(x, lengths)), both)
     for broken in (x * float("nan"), x[:, :0]):
         assert torch.equal(mean_after(x[:, :1], broken), whole)
+
+
+DEFAULTS = {
+    "gate": [lambda: nn.GRU(3, 4), lambda: nn.LSTM(3, 4), lambda: ParaLSTM(3, 4)],
+    "linspace": [lambda: nn.RNN(3, 4), lambda: gradfree.CellLayer(nn.GRUCell(3, 4))],
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*hides the gate")
+@pytest.mark.parametrize(("feedback", "make"), [(name, make) for name in DEFAULTS for make in DEFAULTS[name]])
+def test_the_default_feedback_is_the_gate_where_the_cell_has_one(feedback, make):
+    layer, x = make(), torch.randn(6, 2, 3)
+    found = []
+    for options in ({}, {"feedback": feedback}):
+        with gradfree.create_engine("dsf", **options).attach(layer) as handle:
+            found.append(torch.autograd.grad(layer(x)[0].square().sum(), [*layer.parameters()]))
+            assert bool(handle.state_dict().get("")) == (feedback == "gate")
+    assert all(map(torch.equal, *found))
+
+
+def test_the_default_feedback_of_blocks_is_the_papers():
+    model, x = plain_model(4), torch.randn(3, 6)
+    found = []
+    for options in ({}, {"feedback": "linspace"}):
+        with gradfree.create_engine("dsf", **options).attach(model):
+            found.append(gradients(model, lambda: model(x)))
+    assert_equal_gradients(*found)
 
 
 @pytest.mark.parametrize("make", [lambda: nn.LSTM(3, 4, 2, bidirectional=True), lambda: ParaLSTM(3, 4)])

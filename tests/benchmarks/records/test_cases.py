@@ -82,6 +82,16 @@ def test_every_setting_changes_the_id():
     assert len({case.id for case in found}) == len(found) == 9
 
 
+def test_records_of_dsfs_old_default_belong_to_rows_that_name_it():
+    old, now = Row("dsf", "dsf", {"feedback": "linspace"}), Row("dsf", "dsf", {})
+    assert (old.name, now.name) == ("dsf linspace", "dsf")
+    assert training(old).config["row"] == {"label": "dsf", "engine": "dsf", "options": {}}
+    assert training(now).config["row"]["options"] == {"feedback": None}
+    named = Row("dsf linspace", "dsf", {"feedback": "linspace"})
+    assert training(named).config["row"]["options"] == {"feedback": "linspace"}
+    assert len({training(row).id for row in (old, now, named)}) == 3
+
+
 def test_an_added_field_changes_the_id_only_if_it_is_not_at_its_default():
     @dataclass(frozen=True)
     class LaterTask(type(TASK)):

@@ -1,6 +1,7 @@
 """Cells that cannot run on all steps as one batch, or that change their inputs or buffers, are refused."""
 
 import pickle
+import warnings
 from collections import UserDict
 from types import SimpleNamespace
 
@@ -163,12 +164,88 @@ class Overwriting(Leaky):
         return super().forward(x, state.mul_(0.5))
 
 
-@pytest.mark.parametrize("cell", [Counted, Replaced, Overwriting])
+class Keeping(Leaky):
+    """It changes each state but the first one in place."""
+
+    def forward(self, x, state):
+        after = super().forward(x, state)
+        if self.last is state:
+            with torch.no_grad():
+                state.mul_(0.5)
+        self.last = after
+        return after
+
+    last = None
+
+
+@pytest.mark.parametrize("cell", [Counted, Replaced, Overwriting, Keeping])
 def test_a_cell_that_changes_its_inputs_or_buffers_is_refused(cell):
     layer = CellLayer(cell())
     with gradfree.create_engine("fixed_point").attach(layer):
         message = refusal(lambda: layer(torch.randn(5, 3, INPUT), torch.randn(3, HIDDEN)))
         assert "cell changes its input, its state, a parameter or a buffer" in message
+
+
+def hooking(do):
+    """Return a cell that does something to its state or input before it runs."""
+
+    class Hooking(Leaky):
+        def forward(self, x, state):
+            return super().forward(*do(x, state))
+
+    return CellLayer(Hooking())
+
+
+def clamped(t):
+    t.register_hook(lambda g: g.clamp(-0.01, 0.01))
+    return t
+
+
+ON_ARGUMENTS = {
+    "a hook on the state": lambda x, h: (x, clamped(h) if h.requires_grad else h),
+    "retain_grad()": lambda x, h: (x, (h.requires_grad and h.retain_grad(), h)[1]),
+    "a hook on the input": lambda x, h: (clamped(x) if x.requires_grad else x, h),
+}
+LINEARISING = ("newton", "fixed_point", "truncated", "deeppcr")
+
+
+@pytest.mark.parametrize("name", ["backprop", "shooting"])
+@pytest.mark.parametrize("what", ON_ARGUMENTS)
+@pytest.mark.filterwarnings("ignore:the cell layer")
+def test_hooks_on_what_a_cell_is_given_are_exact_in_its_own_loop(what, name):
+    layer, x = hooking(ON_ARGUMENTS[what]), torch.randn(24, 3, INPUT, requires_grad=True)
+    expected = torch.autograd.grad(layer(x)[0].square().sum(), [x, *layer.parameters()])
+    options = {"segments": 3} if name == "shooting" else {}
+    with gradfree.create_engine(name, **options).attach(layer):
+        assert_close(torch.autograd.grad(layer(x)[0].square().sum(), [x, *layer.parameters()]), expected)
+
+
+@pytest.mark.parametrize("name", LINEARISING)
+@pytest.mark.parametrize("what", ON_ARGUMENTS)
+def test_hooks_on_what_a_cell_is_given_are_refused(what, name):
+    layer = hooking(ON_ARGUMENTS[what])
+    with gradfree.create_engine(name).attach(layer):
+        loss = layer(torch.randn(24, 3, INPUT))[0].square().sum()
+        assert "cell puts a gradient hook, or retain_grad(), on its state or its input" in refusal(loss.backward)
+
+
+@pytest.mark.parametrize("name", LINEARISING)
+@pytest.mark.parametrize("do", [lambda x, h: (x, clamped(h)), lambda x, h: (x, (h.retain_grad(), h)[1])])
+def test_hooks_without_a_condition_are_refused_in_the_forward_pass(do, name):
+    layer = hooking(do)
+    with gradfree.create_engine(name).attach(layer):
+        message = refusal(lambda: layer(torch.randn(24, 3, INPUT)))
+        assert "hook, or retain_grad(), on a tensor that needs no gradient" in message
+
+
+@pytest.mark.parametrize("name", ["backprop", "shooting", "newton"])
+def test_a_hook_that_clamps_the_gradient_of_a_copy_of_the_state_is_exact(name):
+    """The remedy of the refusal."""
+    layer, x = hooking(lambda x, h: (x, clamped(h.view_as(h)) if h.requires_grad else h)), torch.randn(24, 3, INPUT)
+    expected = torch.autograd.grad(layer(x)[0].square().sum(), [*layer.parameters()])
+    options = {"segments": 3} if name == "shooting" else {}
+    with gradfree.create_engine(name, **options).attach(layer):
+        assert_close(torch.autograd.grad(layer(x)[0].square().sum(), [*layer.parameters()]), expected)
 
 
 def test_cell_layers_with_another_unroll_are_refused():
@@ -178,3 +255,35 @@ def test_cell_layers_with_another_unroll_are_refused():
 
     engine = gradfree.create_engine("truncated")
     assert "Doubling with another unroll" in refusal(lambda: engine.attach(Doubling(Leaky())))
+
+
+class Wrapping(nn.Module):
+    hidden_size = HIDDEN
+
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.GRUCell(INPUT, HIDDEN)
+
+    def forward(self, x, state):
+        return self.inner(x, state)
+
+
+HIDDEN_GATES = {
+    "GRU": (lambda: nn.GRUCell(INPUT, HIDDEN), "hides the gate of GRUCell. Use nn.GRU and layer.load_state_dict"),
+    "LSTM": (lambda: nn.LSTMCell(INPUT, HIDDEN), "hides the gate of LSTMCell. Use nn.LSTM and layer.load_state_dict"),
+    "wrapped": (Wrapping, "hides the gate of GRUCell. Write it as a gradfree.ElementwiseCell"),
+    "none": (Leaky, "has no gate that carries its state"),
+}
+
+
+@pytest.mark.parametrize("cell", HIDDEN_GATES)
+def test_rules_on_gates_name_the_remedy_for_a_cell_that_hides_its_gate(cell):
+    make, said = HIDDEN_GATES[cell]
+    layer = CellLayer(make())
+    for name, options in (("highway_bp", {}), ("dsf", {"feedback": "gate"}), ("newton", {"jacobian": "gate"})):
+        assert said in refusal(lambda n=name, o=options: gradfree.create_engine(n, **o).attach(layer))
+    with warnings.catch_warnings(record=True) as given:
+        warnings.simplefilter("always")
+        gradfree.create_engine("dsf").attach(layer).detach()
+        gradfree.create_engine("dsf", feedback="linspace").attach(layer).detach()
+    assert [said in str(warning.message) for warning in given] == ([] if cell == "none" else [True])

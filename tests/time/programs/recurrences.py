@@ -23,7 +23,7 @@ ENGINES: dict[str, tuple[str, dict[str, Any]]] = {
     "deeppcr": ("deeppcr", {}),
     "fixed_point": ("fixed_point", {"iterations": 40}),
     "truncated": ("truncated", {"window": 40}),
-    "dsf linspace": ("dsf", {"iterations": 40}),
+    "dsf linspace": ("dsf", {"iterations": 40, "feedback": "linspace"}),
     "dsf 0.7": ("dsf", {"iterations": 40, "feedback": 0.7}),
     "dsf gate": ("dsf", {"iterations": 40, "feedback": "gate"}),
     "highway_bp": ("highway_bp", {"iterations": 40}),
