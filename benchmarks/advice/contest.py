@@ -41,13 +41,13 @@ _LONG = 0.1
 _SETUP = 1.0
 """An engine has so many seconds at least for its first steps."""
 _FEWEST, _MOST = 3, 25
-"""Minimal and maximal number of rounds."""
+"""Minimal and maximal number of rounds. Long steps have no minimum: their first two steps count as rounds."""
 _ROUNDS = 5
 """Number of rounds of the compiled model."""
 _MEMORY_STEPS = 1.5
 """Time of the step that measures memory, in steps."""
-LEAST_STEPS = 7
-"""A contest takes at least the time of so many steps of autograd: two at its start, its rounds, two for an engine."""
+LEAST_STEPS = 4
+"""A contest takes at least the time of so many steps of autograd: two of autograd, two of an engine."""
 _STATE_HINT = (
     " A model that keeps a state from batch to batch must cut the gradient there: self.state = state.detach(), of an "
     "LSTM both parts."
@@ -81,8 +81,8 @@ class Contestant:
 
     @property
     def usual(self) -> float:
-        """The seconds of a step, from what was timed so far."""
-        return median(self.times)
+        """The seconds of a step, from what was timed so far; the first step includes setup."""
+        return median(self.times[1:] or self.times)
 
     @classmethod
     def of(cls, row: Row, model: nn.Module, job: Job) -> Contestant:
@@ -112,12 +112,17 @@ class Contestant:
             self.step(batch)  # The caches have what the contestant before has used.
         return self.seconds(job, batch, max(1, ceil(_TURN / usual)))
 
-    def seconds(self, job: Job, batch: Batch, steps: int = 1) -> float:
-        """Return the mean seconds of ``steps`` steps, without the warm-up of torch's Timer: a step may take seconds."""
+    def seconds(self, job: Job, batch: Batch, steps: int = 1, losses: list[Tensor] | None = None) -> float:
+        """Return the mean seconds of ``steps`` steps, without the warm-up of torch's Timer: a step may take seconds.
+
+        Their losses are added to ``losses``.
+        """
         start = now(job.device)
-        for _ in range(steps):
-            self.step(batch)
-        return (now(job.device) - start) / steps
+        found = [self.step(batch) for _ in range(steps)]
+        seconds = (now(job.device) - start) / steps
+        if losses is not None:
+            losses += found
+        return seconds
 
 
 @dataclass
@@ -146,17 +151,17 @@ def baseline(job: Job, model: nn.Module) -> Contestant:
     plain = Contestant.of(BACKPROP, model, job)
     plain.cosine = 1.0
     try:
-        losses = [float(plain.step(job.batches[0]))]
-        plain.times = [plain.seconds(job, job.batches[0])]
-        if plain.usual < _LONG:
-            losses += [float(plain.step(batch)) for batch in job.batches]
+        losses: list[Tensor] = []
+        plain.times = [plain.seconds(job, job.batches[0], losses=losses) for _ in range(2)]
+        if plain.times[1] < _LONG:
+            losses += [plain.step(batch) for batch in job.batches]
             plain.times = [plain.turn(job, 0)]
     except UsageError:
         raise
     except (Exception, SystemExit) as error:
         hint = _STATE_HINT if "through the graph a second time" in str(error) else ""
         raise UsageError(f"{job.model} cannot be trained on {job.data}: {_describe(error)}{hint}") from error
-    if not all(map(isfinite, losses)):
+    if not all(isfinite(loss) for loss in losses):
         raise UsageError(
             f"the loss of {job.model} on a batch of {job.data} is not finite, so engines cannot be compared: look for "
             "NaN or infinite numbers in the data."
@@ -178,11 +183,10 @@ def contest(job: Job, model: nn.Module, plain: Contestant, rows: Sequence[Row], 
         end: when the time is over, on the clock ``monotonic``; a step in a round that has begun is finished.
     """
     usual, close, standings = plain.usual, [plain], Standings([plain])
-    plain.times = []
     taken = {plain.row.label: usual}
     for n, candidate in enumerate(rows):
-        label = candidate.label
-        left = end - monotonic() - (_FEWEST + _MEMORY_STEPS) * sum(taken.values())
+        label, left = candidate.label, end - monotonic()
+        left -= min((_FEWEST + _MEMORY_STEPS) * sum(taken.values()), left / 2)
         if n and left < 2 * usual:
             standings.untried.append(label)
             continue
@@ -195,8 +199,10 @@ def contest(job: Job, model: nn.Module, plain: Contestant, rows: Sequence[Row], 
             if contestant.first_ratio is None:
                 close.append(contestant)
                 taken[label] = contestant.usual
-                contestant.times = []
-    _take_turns(close, job, standings, end - _MEMORY_STEPS * sum(taken.values()))
+    if usual < _LONG:
+        for contestant in close:
+            contestant.times = []
+    _take_turns(close, job, standings, _FEWEST if usual < _LONG else 0, end)
     for contestant in close:
         contestant.cost = statistics(contestant.times, plain.times)
         if monotonic() + _MEMORY_STEPS * contestant.usual < end:
@@ -218,14 +224,13 @@ def _tried(
     try:
         with time_limit(seconds):
             for hopeless in (5 * _HOPELESS, _HOPELESS):
-                seen = contestant.seconds(job, job.batches[0])
-                ratio = seen / usual
+                contestant.times.append(contestant.seconds(job, job.batches[0]))
+                ratio = contestant.times[-1] / usual
                 if ratio > hopeless:
                     break
             else:
                 if usual < _LONG:
                     ratio = median(contestant.turn(job, n) / plain.turn(job, n) for n in range(_WARM_UP))
-            contestant.times = [seen]
             if ratio > _MAX_RATIO:
                 contestant.first_ratio = ratio
                 return contestant
@@ -234,17 +239,17 @@ def _tried(
             contestant.cosine = gradient_fidelity(engine, own, job.loss_fn, job.batches[0], job.chains).total.cosine
     except TimeIsOver:
         contestant.first_ratio = (monotonic() - start) / usual
-        return contestant if contestant.first_ratio > _HOPELESS and not contestant.times else None
+        return contestant if contestant.first_ratio > _HOPELESS and len(contestant.times) < 2 else None
     return contestant
 
 
-def _take_turns(close: list[Contestant], job: Job, standings: Standings, end: float) -> None:
-    """Time ``close`` in rounds until the time ``end``, with at least ``_FEWEST`` and at most ``_MOST`` rounds."""
-    round_took = 0.0
+def _take_turns(close: list[Contestant], job: Job, standings: Standings, fewest: int, end: float) -> None:
+    """Time ``close`` in rounds until the time ``end``, with at least ``fewest`` and at most ``_MOST`` rounds."""
+    round_takes = sum(contestant.usual for contestant in close if contestant.times)
     for n in range(_MOST):
         start = monotonic()
-        # Statistics need two rounds; on a machine that has become busy there is no time for more.
-        if n >= 2 and start + round_took > (end if n >= _FEWEST else end + round_took):
+        memory = _MEMORY_STEPS * round_takes if n >= _FEWEST else 0.0
+        if n >= fewest and start + round_takes + memory > end:
             return
         for contestant in list(close):
             label = contestant.row.label
@@ -253,7 +258,7 @@ def _take_turns(close: list[Contestant], job: Job, standings: Standings, end: fl
             if label in standings.failures:
                 close.remove(contestant)
                 standings.contestants.remove(contestant)
-        round_took = monotonic() - start
+        round_takes = monotonic() - start
 
 
 def compiled_cost(job: Job, threads: int, seconds: float) -> dict[str, Any] | str:

@@ -77,8 +77,12 @@ def steadiness(spreads: Mapping[str, Estimate]) -> str:
 
 
 def beyond(ratios: Mapping[str, Estimate], limit: float, baseline: str) -> str:
-    """Return a sentence that names the rows, by label, whose median time is beyond ``limit`` times ``baseline``'s."""
-    slow = sorted((label for label in ratios if ratios[label].value > limit), key=lambda label: -ratios[label].value)
+    """Return a sentence that names the rows, by label, that take more than ``limit`` times ``baseline``'s time.
+
+    The median is beyond the limit, and the lower quartile beyond 1: rows that only scatter are not named.
+    """
+    found = [label for label, ratio in ratios.items() if ratio.value > limit and ratio.low > 1]
+    slow = sorted(found, key=lambda label: -ratios[label].value)
     if not slow:
         return f"Nothing takes more than {limit:g}× {baseline}'s time."
     named = "; ".join(f"{label} ({ratios[label].value:.2f}×)" for label in slow)

@@ -59,7 +59,9 @@ def _conditions() -> Iterator[Condition]:
     for cell in _MODULES:
         yield Condition(cell)
         yield from (Condition(cell, dtype=dtype) for dtype in ("float64", "bfloat16", "float16"))
-        yield from (Condition(cell, autocast=dtype) for dtype in ("bfloat16", "float16"))
+        # On a CPU torch has no LSTM in float16 under autocast.
+        dtypes = ("bfloat16",) if cell == "LSTM" else ("bfloat16", "float16")
+        yield from (Condition(cell, autocast=dtype) for dtype in dtypes)
         yield Condition(cell, directions=2)
         yield Condition(cell, layers=2)
         yield from (Condition(cell, frozen=which) for which in ("recurrent", "all"))

@@ -52,3 +52,9 @@ def test_unsteady_timings_are_counted_and_the_worst_named():
         "the widest: 40 (40 %), 30 (30 %), 20 (20 %)."
     )
     assert verdict.steadiness({"a": Estimate(1.0, 0.95, 1.05)}) == "Quartiles are within 10 % of the median."
+
+
+def test_rows_beyond_a_limit_are_named_unless_they_only_scatter():
+    ratios = {"plain": Estimate(1.0, 1.0, 1.0), "slow": Estimate(1.06, 1.01, 1.2), "noisy": Estimate(1.3, 0.9, 2.0)}
+    assert verdict.beyond(ratios, 1.05, "plain") == "More than 1.05× plain's time: slow (1.06×)."
+    assert verdict.beyond(ratios, 1.1, "plain") == "Nothing takes more than 1.1× plain's time."
