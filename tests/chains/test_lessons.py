@@ -105,7 +105,7 @@ def test_fidelity_gives_the_targets_and_the_loss():
 
 
 def test_the_bench_gives_the_targets_and_the_loss(monkeypatch):
-    task = replace(DIGITS, steps=1)
+    task = replace(DIGITS, steps=1, dtype="float64")
     monkeypatch.setattr(Row, "create_engine", lambda self: Wanting())
     Trial(task=task, row=Row("wanting", "wanting", {}), device="cpu").run()
     lesson = SEEN[-1]
