@@ -13,8 +13,8 @@ from gradfree.time.time_chain import TimeChain
 class SnAp(UnitEngine):
     """SnAp-1: real-time recurrent learning that keeps the influence of a weight on its own unit only; K = diag F.
 
-    Menick et al., "Practical real time recurrent learning with a sparse approximation to the Jacobian", ICLR 2021,
-    arXiv 2006.07232, section 3: of P_t = F_t P_{t-1} + ∂f_t/∂θ only those entries are kept that ∂f_t/∂θ has. For a
+    Menick et al., "Practical real time recurrent learning with a sparse approximation", ICLR 2021, arXiv 2006.07232,
+    section 3: of P_t = F_t P_{t-1} + ∂f_t/∂θ only those entries are kept that ∂f_t/∂θ has. For a
     dense cell that is P_t = diag(F_t) P_{t-1} + ∂f_t/∂θ, or δ_t = e_t + δ_{t+1} diag(F_{t+1}): one scan. The diagonal
     contains the path through W_hh from a unit to itself, which the gates' diagonal (``eprop``) leaves out. A unit of
     an LSTM has two numbers, h and c, and a block of four. For a cell of one's own the diagonal is taken from dense

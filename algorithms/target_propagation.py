@@ -8,13 +8,14 @@ from itertools import pairwise
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, distributed
 
 from gradfree.chains.chain import Chain, ChainGradients
 from gradfree.chains.memory import Memory
 from gradfree.engines.draws import new_generator
 from gradfree.engines.feedback import FeedbackEngine
 from gradfree.engines.options import check_positive
+from gradfree.errors import ChainError
 from gradfree.layers.layer_chain import LayerChain, normalised, scaled
 from gradfree.layers.roles import Role
 
@@ -31,7 +32,7 @@ class TargetPropagation(FeedbackEngine):
     each optimizer step, by normalised gradient descent: ``rate`` divided by the mean square of what V_l multiplies.
 
     Errors are normalised for the targets and scaled back, sample by sample, so that gradients are linear in the loss.
-    Modules before the chain get the target of its input, by one more inverse. Each rank learns its own inverses.
+    Modules before the chain get the target of its input, by one more inverse.
 
     Needs nothing but plain layers. Costs a matrix (inputs, outputs) a layer, and about another training step.
 
@@ -51,9 +52,16 @@ class TargetPropagation(FeedbackEngine):
         for option in ("step", "sigma", "rate"):
             check_positive(self, option)
 
+    @property
+    def runs_again(self) -> bool:
+        """True: inverses learn from layers run on noisy states."""
+        return True
+
     def learn(self, chain: Chain, memory: Memory) -> None:
         """Take one step of learning of each inverse."""
         assert isinstance(chain, LayerChain)
+        if distributed.is_initialized() and distributed.get_world_size() > 1:
+            raise ChainError("TargetPropagation learns its inverses on one rank only: each would learn other ones.")
         device = chain.like.device
         generator = new_generator(chain, "target_propagation", self.seed, device)
         with torch.no_grad(), torch.autocast(device.type, enabled=False):

@@ -228,15 +228,22 @@ class LayerChain(DepthChain):
         states = [self.recording.initial if initial is None else initial]
         with torch.no_grad():
             for i, (link, x) in enumerate(self.replay()):
-                states.append(self._next_state(self.roles[i], link, x, states[-1]))
+                states.append(self._again(i, link, x, states[-1]))
         return states[1:]
 
     def run_part(self, begin: int, end: int, state: Tensor) -> Tensor:
         """Return the state after the links ``begin`` to ``end`` - 1, run on another ``state``; of a stored pass."""
         with torch.no_grad():
             for i in range(begin, end):
-                state = self._next_state(self.roles[i], self.links[i], self.input_of(i), state)
+                state = self._again(i, self.links[i], self.input_of(i), state)
         return state
+
+    def _again(self, index: int, link: Link, x: Tensor, state: Tensor) -> Tensor:
+        """Return the state after ``link``, run on ``state`` in the pass's precision; ``x`` is what it ran on."""
+        role = self.roles[index]
+        if role is Role.WEIGHTS and not keeps_state(link.block):
+            return self.recording.run_again(link, state).out.detach()
+        return self._next_state(role, link, x, state)
 
     def vjp_part(self, begin: int, end: int, cotangent: Tensor) -> Tensor:
         """Return ``cotangent`` times the exact Jacobians of the links ``end`` - 1 to ``begin``."""
