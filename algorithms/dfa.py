@@ -78,12 +78,17 @@ class DFA(FeedbackEngine):
         """Return the gradients of every layer, from its own projection of the error."""
         total = chain.zero()
         chain.add(chain.links[chain.last], error, total)
+        error = self.hidden_signal(chain, error)
         for i, link in enumerate(chain.links[: chain.last]):
             if role_of(link.block) is Role.WEIGHTS:
                 chain.add(link, self._output_cotangent(chain, error, i), total)
         if chain.links[0].state is None:
             return total
         return total._replace(initial=self._output_cotangent(chain, error, -1))
+
+    def hidden_signal(self, chain: LayerChain, error: Tensor) -> Tensor:
+        """Return what all layers but the last get through their matrices, (N, classes): the error."""
+        return error
 
     def _output_cotangent(self, chain: LayerChain, error: Tensor, index: int) -> Tensor:
         """Return the cotangent of the output of link ``index`` (-1: of the chain's input).

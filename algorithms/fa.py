@@ -16,10 +16,15 @@ from gradfree.chains.site import Site
 from gradfree.engines.feedback import RandomEngine
 from gradfree.engines.options import check_positive
 from gradfree.layers.feedback_layers import FeedbackLayers
+from gradfree.layers.roles import weight_of
 from gradfree.torchside.optimizer_steps import AfterStep
 from gradfree.wording import no_such
 
-_FEEDBACK = ("random", "sign", "usf", "brsf", "frsf", "learned")
+_FEEDBACK = ("random", "sign", "usf", "brsf", "frsf", "learned", "mirror")
+_DECAY = {"learned": 0.001, "mirror": 0.01}
+"""The default decays."""
+_NOISE = 64
+"""Samples of noise in each step of a mirror."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +48,10 @@ class FA(RandomEngine):
             - "frsf": the same with magnitudes drawn once (the last three: Sanfiz and Akrout 2021, arXiv 2108.13446).
             - "learned": drawn as "random"; after each optimizer step B ← B + ΔW - decay · (B - W), with ΔW the step
               (Kolen and Pollack 1994; Akrout et al. 2019, arXiv 1904.05391).
-        decay: of B - W at each step, only for "learned"; 0.001 if left out.
+            - "mirror": drawn as "random"; after each optimizer step B ← (1 - decay) B + decay · y xᵀ, the mean over 64
+              samples of noise x ~ N(0, 1) that the layer maps to y = W x. The mean of y xᵀ is W (weight mirrors, Akrout
+              et al. 2019, section 3.1).
+        decay: of B - W at each step for "learned", 0.001 if left out; of B for "mirror", 0.01.
         seed: of all random numbers. The magnitudes of "brsf" also depend on the type of device.
     """
 
@@ -54,11 +62,13 @@ class FA(RandomEngine):
         super().__post_init__()
         if self.feedback not in _FEEDBACK:
             raise ValueError(f"FA: {no_such('feedback', str(self.feedback), _FEEDBACK)}")
-        if self.feedback != "learned" and self.decay is not None:
-            raise ValueError(f"FA: decay is for feedback='learned', not for {self.feedback!r}. Leave it out.")
-        if self.feedback == "learned":
+        if self.feedback not in _DECAY and self.decay is not None:
+            raise ValueError(
+                f"FA: decay is for feedback='learned' or 'mirror', not for {self.feedback!r}. Leave it out."
+            )
+        if self.feedback in _DECAY:
             if self.decay is None:
-                object.__setattr__(self, "decay", 0.001)
+                object.__setattr__(self, "decay", _DECAY[self.feedback])
             check_positive(self, "decay")
             if self.decay > 1.0:  # type: ignore[operator]
                 raise ValueError(f"FA: decay must be at most 1, not {self.decay}.")
@@ -90,6 +100,12 @@ class FA(RandomEngine):
                 kept[path] = self.matrix(Memory(), path, weight.shape, weight, fan_in) - weight
             kept[path] = kept[path].to(weight.device)
             return weight + kept[path]
+        if self.feedback == "mirror":
+            kept = memory.of("mirror")
+            if path not in kept:
+                kept[path] = self.matrix(Memory(), path, weight.shape, weight, fan_in)
+            kept[path] = kept[path].to(weight.device)
+            return kept[path]
         signs = weight.sign()
         if self.feedback == "sign":
             return signs * weight.abs().mean()
@@ -105,8 +121,20 @@ class FA(RandomEngine):
 
     def after_step(self, memory: Memory) -> AfterStep | None:
         """Return the function that moves B towards W; for "brsf" it only makes the steps counted."""
-        if self.feedback not in ("learned", "brsf"):
+        if self.feedback not in ("learned", "brsf", "mirror"):
             return None
+        decay = self.decay
+
+        def mirror(blocks: Mapping[str, nn.Module], steps: int) -> None:
+            kept = memory.of("mirror")
+            for path in kept.keys() & blocks.keys():
+                weight = weight_of(blocks[path]).flatten(1).to(kept[path])
+                generator = self.generator(f"{path}, step {steps}", weight.device)
+                x = torch.randn(weight.shape[1], _NOISE, generator=generator, device=weight.device).to(weight)
+                kept[path] = torch.lerp(kept[path], (weight @ x @ x.t() / _NOISE).view_as(kept[path]), decay or 0.0)
+
+        if self.feedback == "mirror":
+            return mirror
 
         def decay_differences(blocks: Mapping[str, nn.Module], steps: int) -> None:
             if self.decay is not None:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import zlib
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor, distributed
 
 from gradfree.chains.chain import Chain, ChainGradients
 from gradfree.chains.site import Site
+from gradfree.engines.draws import new_generator
 from gradfree.engines.engine import Engine
 from gradfree.engines.options import check_count, check_positive
 
@@ -57,19 +56,11 @@ class ForwardGradient(Engine):
     def gradients(self, chain: Chain, direct: Any) -> ChainGradients:
         """Return the gradients for the estimated δ."""
         known = chain.vectors(direct)
-        directions = self.sigma * self._random_directions(chain, known)
+        # New in each pass.
+        generator = new_generator(chain, "forward_gradient", self.seed, known.device)
+        shape = (self.samples, *known.shape)
+        directions = self.sigma * torch.randn(shape, generator=generator, device=known.device).to(known)
         slopes = torch.einsum("lbh,nlbh->nlb", known, chain.jvps(directions))
         later = slopes.flip(1).cumsum(1).flip(1) - slopes
         estimated = torch.einsum("nlb,nlbh->lbh", later, directions) / (self.samples * self.sigma**2)
         return chain.gradients(chain.cotangents(known + estimated, direct))
-
-    def _random_directions(self, chain: Chain, like: Tensor) -> Tensor:
-        """Return (samples, L, B, H) standard normal numbers, new in each pass."""
-        kept = chain.memory.of("forward_gradient")
-        # Through numpy: .item() counts as a wait for the device, but this counter is on the CPU.
-        passes = int(kept["passes"].cpu().numpy()) + 1 if kept else 1
-        kept["passes"] = torch.tensor(passes, device="cpu")
-        rank = distributed.get_rank() if distributed.is_initialized() else 0
-        seed = zlib.crc32(f"{self.seed} {chain.path} {rank} {passes}".encode())
-        generator = torch.Generator(like.device).manual_seed(seed)
-        return torch.randn((self.samples, *like.shape), generator=generator, device=like.device).to(like)

@@ -87,6 +87,12 @@ CHANGED_IN_PLACE = _row(
     "the backward pass, which needs them.",
     "Use the out-of-place operation (out = out + x, not out += x), and step the optimizer after the backward pass.",
 )
+NO_LESSON = _row(
+    _PASSES,
+    "an engine that learns from targets or from the loss itself, without them",
+    "{engine} needs the {what} of the batch, not only the gradient of the loss.",
+    "Run the backward pass inside `with handle.lesson({what}={given}):`; f() runs the model and returns the loss.",
+)
 NOT_FINITE_BEHIND = _row(
     _PASSES,
     "NaN or inf after a chain, under `detect_anomaly`",

@@ -113,7 +113,8 @@ def gradient_fidelity(
                 raise TypeError(f"loss_fn must return one number with a gradient, a scalar tensor, not {_kind(loss)}.")
             return torch.autograd.grad(loss, list(trained.values()), allow_unused=True)
 
-    with engine.attach(model, chains) as handle:
+    targets = None if isinstance(batch, Mapping) else batch[-1]
+    with engine.attach(model, chains) as handle, handle.lesson(targets, loss_of):
         return _compare(trained, handle, gradients)
 
 
@@ -141,7 +142,8 @@ def loss_fidelity(loss: Tensor, model: nn.Module, handle: Handle) -> Fidelity:
 
     remembered = handle.state_dict()
     try:
-        return _compare(trained, handle, gradients)
+        with handle.frozen():
+            return _compare(trained, handle, gradients)
     finally:
         handle.load_state_dict(remembered)
 

@@ -68,10 +68,11 @@ def create_engine(name: str, **options: Any) -> Engine:
     """Return the engine registered as ``name`` with these options.
 
     Args:
-        name: ``"auto"``, ``"backprop"``, ``"deeppcr"``, ``"dfa"``, ``"dsf"``, ``"fa"``, ``"fixed_point"``,
-            ``"forward_gradient"``, ``"foton"``, ``"highway_bp"``, ``"newton"``, ``"orthogonal_backprop"``,
-            ``"pepita"``, ``"predictive_coding"``, ``"shooting"``, ``"truncated"``, or one that other packages have
-            registered: :func:`list_engines`. Or the import path of an engine class, ``"my_module:MyEngine"``.
+        name: ``"auto"``, ``"backprop"``, ``"deeppcr"``, ``"dfa"``, ``"drtp"``, ``"dsf"``, ``"eprop"``, ``"fa"``,
+            ``"fixed_point"``, ``"forward_gradient"``, ``"foton"``, ``"highway_bp"``, ``"mezo"``, ``"newton"``,
+            ``"orthogonal_backprop"``, ``"pepita"``, ``"predictive_coding"``, ``"rtrl"``, ``"shooting"``, ``"snap"``,
+            ``"target_propagation"``, ``"truncated"``, ``"uoro"``, or one that other packages have registered:
+            :func:`list_engines`. Or the import path of an engine class, ``"my_module:MyEngine"``.
             ``gradfree engines NAME`` describes an engine.
         **options: of the engine class.
 

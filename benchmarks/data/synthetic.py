@@ -18,6 +18,7 @@ BLANK = 8
 
 _SYMBOLS, _DELIMITER = 8, 9
 _COPIED = 10
+_CUES = 7
 
 
 def copying(batch_size: int, delay: int, generator: Generator) -> Split:
@@ -66,6 +67,42 @@ def parity_pixels(batch_size: int, length: int, generator: Generator) -> Split:
     """
     bits = torch.randint(2, (batch_size, length), generator=generator)
     return Split(bits[:, None, None].to(torch.get_default_dtype()), bits.sum(1) % 2)
+
+
+def recall_pixels(batch_size: int, length: int, generator: Generator) -> Split:
+    """Return sequences of symbols as images of one row; the target is the one symbol that is marked, in the first half.
+
+    Delayed recall among distractors: a symbol of eight at each step, one of them with a mark. Without memory one of
+    eight guesses is right, and the minimal mean cross-entropy is ln 8.
+
+    Returns:
+        Inputs (B, 9, 1, ``length``) of the default dtype, eight symbols and the mark, and targets, int64 (B,).
+    """
+    symbols = torch.randint(_SYMBOLS, (batch_size, length), generator=generator)
+    marked = torch.randint(max(length // 2, 1), (batch_size, 1), generator=generator)
+    channels = torch.zeros(batch_size, _SYMBOLS + 1, length)
+    channels.scatter_(1, symbols.unsqueeze(1), 1.0)
+    channels[:, _SYMBOLS].scatter_(1, marked, 1.0)
+    return Split(channels.unsqueeze(2), symbols.gather(1, marked).squeeze(1))
+
+
+def evidence_pixels(batch_size: int, length: int, generator: Generator) -> Split:
+    """Return sequences of cues as images of one row; the target is the side with more of the seven cues.
+
+    Evidence accumulation (Bellec et al. 2020, "A solution to the learning dilemma for recurrent networks of spiking
+    neurons", Fig. 4): cues from the left or the right, evenly spread over the first half; then noise only, and the
+    decision at the last step.
+
+    Returns:
+        Inputs (B, 3, 1, ``length``) of the default dtype, left, right and noise, and targets, int64 (B,), 1 for right.
+    """
+    right = torch.randint(2, (batch_size, _CUES), generator=generator)
+    channels = torch.zeros(batch_size, 3, length)
+    channels[:, 2] = torch.rand(batch_size, length, generator=generator)
+    for n, at in enumerate(torch.linspace(0, length // 2 - 1, _CUES).round().long().tolist()):
+        channels[:, 0, at] = 1.0 - right[:, n]
+        channels[:, 1, at] = right[:, n].to(channels.dtype)
+    return Split(channels.unsqueeze(2), (right.sum(1) > _CUES // 2).long())
 
 
 @dataclass(frozen=True)

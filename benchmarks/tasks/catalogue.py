@@ -5,7 +5,15 @@ from __future__ import annotations
 import torch.nn.functional as F
 
 from gradfree.benchmarks.data.bundled import CONTEXT, digits, pydoc
-from gradfree.benchmarks.data.synthetic import COPYING_VOCABULARY, Synthetic, adding_pixels, copying, parity_pixels
+from gradfree.benchmarks.data.synthetic import (
+    COPYING_VOCABULARY,
+    Synthetic,
+    adding_pixels,
+    copying,
+    evidence_pixels,
+    parity_pixels,
+    recall_pixels,
+)
 from gradfree.benchmarks.data.text import Text
 from gradfree.benchmarks.tasks.metrics import (
     digit_accuracy,
@@ -107,5 +115,27 @@ PARITY = Task(
     steps=1500,
 )
 
-TASKS = (DIGITS, PYDOC, PYDOC_GRU, TINYSHAKESPEARE, WIKITEXT2, COPYING, ADDING, PARITY)
+DELAYED_RECALL = Task(
+    name="delayed_recall",
+    data=Synthetic(recall_pixels, length=30, train=20000, held_out=1000),
+    model="pixel_classifier",
+    options={"in_channels": 9, "num_classes": 8, "cell": "gru", "width": 32},
+    score=Score("accuracy", "%", digit_accuracy, factor=100.0),
+    learning_rate=1e-2,
+    batch_size=64,
+    steps=600,
+)
+
+EVIDENCE = Task(
+    name="evidence",
+    data=Synthetic(evidence_pixels, length=60, train=20000, held_out=1000),
+    model="pixel_classifier",
+    options={"in_channels": 3, "num_classes": 2, "cell": "gru", "width": 32},
+    score=Score("accuracy", "%", parity_accuracy, factor=100.0),
+    learning_rate=1e-2,
+    batch_size=64,
+    steps=400,
+)
+
+TASKS = (DIGITS, PYDOC, PYDOC_GRU, TINYSHAKESPEARE, WIKITEXT2, COPYING, ADDING, PARITY, DELAYED_RECALL, EVIDENCE)
 """Tasks for the command line; suites define more."""

@@ -131,6 +131,10 @@ class Task:
         settings = ", ".join(f"{name}={value}" for name, value in defaults.items() if value)
         return type(optimizer).__name__ + (f"({settings})" if settings else "")
 
+    def loss_of(self, model: nn.Module, batch: Split) -> Tensor:
+        """Return the loss of ``model`` on a batch."""
+        return self.loss(model(batch.inputs), batch.targets)
+
     def create_model(self, seed: int) -> nn.Module:
         """Return the model initialised with ``seed``."""
         torch.manual_seed(seed)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import median, quantiles
 from time import perf_counter
 from typing import Any, TypeVar
@@ -17,6 +17,7 @@ from gradfree.benchmarks.tables.facts import Estimate, Fact, fact
 from gradfree.benchmarks.tables.frames import pl
 from gradfree.benchmarks.tasks.task import Task
 from gradfree.benchmarks.timing.allocations import peak_memory
+from gradfree.chains.handle import Handle
 from gradfree.cli import UsageError
 from gradfree.devices.hardware import synchronize
 
@@ -37,6 +38,7 @@ class Trainee:
     loss: Callable[[Tensor, Tensor], Tensor]
     inputs: Tensor
     targets: Tensor
+    handle: Handle = field(default_factory=Handle)
 
     @classmethod
     def of(cls, task: Task, row: Row, device: str, seed: int) -> Trainee:
@@ -44,13 +46,17 @@ class Trainee:
         model = task.create_model(seed).to(device)
         optimizer, _ = task.create_optimizer(model)
         batch = task.on(device, next(task.batches(task.data().train, seed)))
-        row.create_engine().attach(model, task.chains)
-        return cls(model, optimizer, task.loss, batch.inputs, batch.targets)
+        handle = row.create_engine().attach(model, task.chains)
+        return cls(model, optimizer, task.loss, batch.inputs, batch.targets, handle)
 
     def passes(self) -> None:
         """Run forward and backward pass."""
         self.optimizer.zero_grad()
-        self.loss(self.model(self.inputs), self.targets).backward()
+        with self.handle.lesson(self.targets, self._loss):
+            self._loss().backward()
+
+    def _loss(self) -> Tensor:
+        return self.loss(self.model(self.inputs), self.targets)
 
     def __call__(self) -> None:
         """Take a training step."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from math import nan
 from typing import Any, ClassVar
 
@@ -78,10 +79,12 @@ class Training(Case):
         with engine.attach(model, task.chains) as handle:
             for step, batch in enumerate(task.batches(data.train, self.seed)):
                 optimizer.zero_grad()
-                loss = task.loss(model(batch.inputs), batch.targets)
-                if step in _spread(_PROBES, task.steps):
-                    fidelity.append({"step": step, **self.probe(loss_fidelity(loss, model, handle), handle)})
-                loss.backward()
+                compute = partial(task.loss_of, model, batch)
+                loss = compute()
+                with handle.lesson(batch.targets, compute):
+                    if step in _spread(_PROBES, task.steps):
+                        fidelity.append({"step": step, **self.probe(loss_fidelity(loss, model, handle), handle)})
+                    loss.backward()
                 optimizer.step()
                 schedule.step()
                 if step in _spread(_LOSSES, task.steps):

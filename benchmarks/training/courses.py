@@ -36,7 +36,7 @@ class CourseRun:
         self.optimizer, self.schedule = task.create_optimizer(self.model)
         self.batches = task.batches(task.on(case.device, task.data().train), case.seed)
         engine = row.create_engine()
-        engine.attach(self.model, task.chains)
+        self.handle = engine.attach(self.model, task.chains)
         # For engines that iterate only in the backward pass, figures would cost another sweep.
         self.with_figures = bool(engine.forwards)
 
@@ -52,9 +52,11 @@ class CourseRun:
         """Take the next training step."""
         batch = next(self.batches)
         self.optimizer.zero_grad()
-        loss = self.task.loss(self.model(batch.inputs), batch.targets)
+        compute = partial(self.task.loss_of, self.model, batch)
+        loss = compute()
         with ExitStack() as stack:
             figures = stack.enter_context(engine_figures()) if self.with_figures else {}
+            stack.enter_context(self.handle.lesson(batch.targets, compute))
             loss.backward()
         self.optimizer.step()
         self.schedule.step()

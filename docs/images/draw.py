@@ -159,12 +159,12 @@ def truncated() -> Drawing:
     return drawing
 
 
-def direct() -> Drawing:
-    drawing = Drawing(120, "dfa: the last cotangent through a random matrix to each link")
+def direct(title: str, below: str) -> Drawing:
+    drawing = Drawing(120, title)
     drawing.chain(30)
     for i, x in enumerate(X):
         drawing.arrow(606, 42, x, 48, BLUE, 66 + 6 * (3 - i))
-    drawing.text(320, 112, "each link: the last cotangent times a random matrix B", BLUE)
+    drawing.text(320, 112, below, BLUE)
     return drawing
 
 
@@ -215,12 +215,24 @@ def retraction() -> Drawing:
     return drawing
 
 
-def tangents() -> Drawing:
-    drawing = Drawing(110, "forward_gradient: a random direction travels along in the forward pass")
+def along(title: str, below: str) -> Drawing:
+    drawing = Drawing(110, title)
     drawing.chain(30)
     for x0, x1 in zip((40, *X), (*X, 606), strict=True):
         drawing.arrow(x0, 56, x1 - 6, 56, BLUE, 20)
-    drawing.text(320, 98, "blue: JVP of a random direction v; the update is (gradient · v) v")
+    drawing.text(320, 98, below)
+    return drawing
+
+
+def two_losses() -> Drawing:
+    drawing = Drawing(140, "mezo: the loss of the whole model at two points of its parameters")
+    for row, words, color in ((30, "θ + εz", BLUE), (80, "θ - εz", GREEN)):
+        drawing.box(90, row, words, color, 90)
+        drawing.box(320, row, "the model", color, 110)
+        drawing.arrow(136, row, 263, row, color)
+        drawing.arrow(376, row, 520, row, color)
+        drawing.text(552, row + 5, "loss", color)
+    drawing.text(320, 130, "the update is the difference of both losses, by 2ε, times z")
     return drawing
 
 
@@ -234,9 +246,20 @@ DRAWINGS = {
         "each arrow waits for the one on its right",
     ),
     "deeppcr": tree(),
-    "dfa": direct(),
+    "dfa": direct(
+        "dfa: the last cotangent through a random matrix to each link",
+        "each link: the last cotangent times a random matrix B",
+    ),
+    "drtp": direct(
+        "drtp: the target through a random matrix to each layer", "each layer: the target times a random matrix B"
+    ),
     "dsf": backward(
         "dsf: one constant diagonal for every link", lambda i: "a", "a: one diagonal for all links; one scan"
+    ),
+    "eprop": backward(
+        "eprop: errors pass each unit's own memory only",
+        lambda i: "gate",
+        "one scan along the gates; nothing passes the recurrent weights",
     ),
     "fa": backward(
         "fa: other weights in place of the transposed ones",
@@ -249,9 +272,13 @@ DRAWINGS = {
         "all arrows at once, k times: each iteration carries one link further",
         True,
     ),
-    "forward_gradient": tangents(),
+    "forward_gradient": along(
+        "forward_gradient: a random direction travels along in the forward pass",
+        "blue: JVP of a random direction v; the update is (gradient · v) v",
+    ),
     "foton": two_passes("foton: two forward passes", "through the transposed weights"),
     "highway_bp": highway(),
+    "mezo": two_losses(),
     "newton": newton(),
     "orthogonal_backprop": retraction(),
     "pepita": two_passes("pepita: two forward passes", "through a random matrix"),
@@ -261,7 +288,21 @@ DRAWINGS = {
         "all arrows at once; each iteration moves a part of the distance",
         True,
     ),
+    "rtrl": along(
+        "rtrl: the influence of the parameters travels along with the state",
+        "blue: P, the derivative of the state with respect to the parameters; the gradient is e P",
+    ),
+    "snap": backward(
+        "snap: the diagonal of each link's Jacobian", lambda i: "diag F", "one scan along the diagonals of F"
+    ),
+    "target_propagation": backward(
+        "target_propagation: learned inverses send targets back", lambda i: "g", "g: the learned inverse of a layer"
+    ),
     "truncated": truncated(),
+    "uoro": along(
+        "uoro: the influence of the parameters as one random product",
+        "blue: a vector s and a vector θ, whose product is P in expectation",
+    ),
 }
 
 if __name__ == "__main__":

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
 from gradfree.algebra.cotangents import Cotangent, Factor
+from gradfree.chains.lesson import Lesson
 from gradfree.chains.memory import Memory
 from gradfree.chains.survey import LinkFindings
 
@@ -41,11 +42,17 @@ class Chain(ABC):
     like: Tensor
     """A tensor with the dtype, the device and the last dimension (number of units) of the states."""
 
+    parameters: Sequence[Tensor]
+    """The trainable parameters that a link may use, in the order of their gradients."""
+
     memory: Memory
     """Tensors of the chain that last from pass to pass and are saved in checkpoints."""
 
     path: str = ""
     """The name of the chain in messages and figures."""
+
+    lesson: Lesson = Lesson()
+    """Targets and loss of the pass, where they are given; an engine names those that it :attr:`~Solver.needs`."""
 
     figures: dict[str, Tensor] | None = None
     """Filled by :meth:`offer` inside :func:`gradfree.engine_figures`; ``None`` outside."""
@@ -150,7 +157,7 @@ class Chain(ABC):
     def jvps(self, tangents: Tensor) -> Tensor:
         """Return the JVPs w_i = F_i (w_{i-1} + v_{i-1}), which carry tangents v of all states to the later states.
 
-        Runs link by link from the first to the last; only for chains in depth.
+        Runs link by link from the first to the last.
 
         Args:
             tangents: N sets of tangents v, (N, L, B, H), with L, B and H as in :meth:`vectors`.
@@ -160,6 +167,20 @@ class Chain(ABC):
 
         Raises:
             ChainError: a link mixes the samples of the batch, or its VJP cannot be differentiated.
+        """
+        raise NotImplementedError
+
+    def run(self, initial: Any = None, parameters: Sequence[Tensor] | None = None) -> Any:
+        """Run the pass again without a graph; return the states h_1 to h_L, held as cotangents are.
+
+        Random states and buffers are left as they were.
+
+        Args:
+            initial: h_0; that of the pass if left out. A tuple for a state of several parts.
+            parameters: replacements of the chain's trainable parameters, in the order of their gradients.
+
+        Raises:
+            ChainError: the pass cannot be run again.
         """
         raise NotImplementedError
 
@@ -178,6 +199,9 @@ class Chain(ABC):
 
 class Solver(ABC):
     """The interface of engines that chains and their recorders use."""
+
+    needs: ClassVar[Sequence[str]] = ()
+    """What the engine learns from besides the gradient of the loss: "targets", "loss"; see :class:`Lesson`."""
 
     @property
     def needs_residual(self) -> bool:
@@ -252,6 +276,18 @@ class Solver(ABC):
             dtype: of the states.
         """
         return 0.0
+
+    def learn(self, chain: Chain, memory: Memory) -> None:
+        """Let tensors of the engine's own in ``memory`` learn from a pass; by default there are none.
+
+        Called before :meth:`gradients`, in the first backward pass of each chain and in the first one after each step
+        of the optimizer. Must replace tensors, not change them in place, and must not wait for the device.
+
+        Args:
+            chain: the pass.
+            memory: the chain's memory, which checkpoints contain.
+        """
+        return
 
     def exact_gradients(self, chain: Chain, direct: Any) -> ChainGradients:
         """Return the gradients that the engine's are compared with: those of backpropagation."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from types import TracebackType
 from typing import Any
@@ -12,6 +12,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from gradfree.chains.bypass import bypass_message, unsolved
+from gradfree.chains.lesson import Lesson
 from gradfree.chains.memory import average_means
 from gradfree.chains.site import Removable, Site
 from gradfree.chains.solving import Attachment
@@ -38,6 +39,14 @@ class Handle:
         blocks = (block for site in self._watched for block in site.blocks.values())
         grads = ((p, p.grad) for block in blocks for p in block.parameters())
         self._before = {id(p): weakref.ref(grad) for p, grad in grads if grad is not None}
+
+    def add(self, other: Handle) -> None:
+        """Take over the chains of another handle, on other modules of the same model."""
+        self._parts = [*self._parts, *other._parts]
+        self.chains = {**self.chains, **other.chains}
+        self.attachments = {**self.attachments, **other.attachments}
+        self._watched += other._watched
+        self._before |= other._before
 
     @property
     def attached(self) -> bool:
@@ -81,6 +90,22 @@ class Handle:
     def exactly(self) -> AbstractContextManager[None]:
         """Let backpropagation solve this handle's chains, not the engine, in backward passes inside the ``with``."""
         return self.setting(use_exact=True)
+
+    def lesson(self, targets: Any = None, loss: Callable[[], Tensor] | None = None) -> AbstractContextManager[None]:
+        """Give what backward passes inside the ``with`` learn from, for engines that need more than a gradient.
+
+        Each such pass must be of the whole batch, once. Engines that do not need it ignore it.
+
+        Args:
+            targets: of the batch: class indices (N,), or numbers (N, ...).
+            loss: runs the model on the batch again and returns the loss that ``backward()`` is called on, scaled alike:
+                ``lambda: loss_fn(model(x), y)``.
+        """
+        return self.setting(lesson=Lesson(targets, loss))
+
+    def frozen(self) -> AbstractContextManager[None]:
+        """Keep the engine's own tensors from learning in backward passes inside the ``with``."""
+        return self.setting(frozen=True)
 
     @contextmanager
     def setting(self, **attributes: Any) -> Iterator[None]:

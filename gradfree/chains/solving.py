@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from gradfree.chains.chain import Chain, ChainGradients, Solver
+from gradfree.chains.lesson import Lesson
 from gradfree.chains.memory import Memory
 from gradfree.chains.survey import LinkFindings, products
 from gradfree.devices.hardware import without_tf32
@@ -36,9 +38,13 @@ class Attachment:
         has_rivals: whether other engines take turns with this one.
         deltas: collects the cotangents of the blocks' outputs, by path; ``None``: not wanted. A recurrent layer has one
             entry for all steps, under its name in figures. If a block runs several times, the last δ is kept.
+        lesson: targets and loss of the batch, while they are given.
+        frozen: whether the engine's own tensors do not learn now.
+        taught: the chains that they have learnt from since the last step of the optimizer.
         surveys: collects the findings about each solved chain, by its path, in a dry run; ``None`` otherwise.
 
     Args that are not attributes:
+        buffers: the ``_buffers`` of the model's modules, which another run of the model must not change.
         outside: the ``_parameters`` of the model's modules outside of its chains, which blocks may use as well. Not the
             modules: graphs keep the attachment alive, so a model that stores a state would never be freed.
     """
@@ -50,9 +56,12 @@ class Attachment:
         solved: set[str],
         outside: Sequence[Mapping[str, Tensor | None]] = (),
         batched: Literal["auto"] | bool = False,
+        buffers: Sequence[Mapping[str, Tensor | None]] = (),
     ):
         self.engine, self.path, self.solved, self.batched = engine, path, solved, batched
-        self._outside = outside
+        self._outside, self._buffers = outside, buffers
+        self.lesson = Lesson()
+        self.frozen, self.taught = False, set[str]()
         self.memory = Memory()
         self.use_exact = False
         self.differences: list[Tensor] | None = None
@@ -90,6 +99,11 @@ class Attachment:
         chain.figures = {} if listeners else None
         if self.surveys is not None:
             self.surveys.setdefault(self.path, []).append(chain.survey(direct))
+        self.lesson.check(self.engine.needs, type(self.engine).__name__)
+        chain.lesson = replace(self.lesson, buffers=self._buffers)
+        if not self.frozen and chain.path not in self.taught:
+            self.taught.add(chain.path)
+            self.engine.learn(chain, self.memory)
         gradients = self.engine.gradients(chain, direct)
         if not isinstance(gradients, ChainGradients):
             raise TypeError(

@@ -15,6 +15,7 @@ from gradfree.chains.solving import Attachment
 from gradfree.chains.survey import LinkFindings
 from gradfree.depth.block_jacobians import Mixing, jacobians, jvps, vectors, width
 from gradfree.depth.link import Link, local_backward, refuse_converted, span
+from gradfree.depth.run_again import run_again
 from gradfree.errors import ChainError
 from gradfree.torchside.guards import check_finite
 from gradfree.torchside.hooks import without_hooks
@@ -59,6 +60,9 @@ class DepthChain(Chain):
 
     before: torch.Size | None = None
     """The shape of the first link's input state if that is a state of the chain on another rank."""
+
+    initial: Tensor | None = None
+    """h_0; ``None`` if it is not kept."""
 
     def __init__(
         self,
@@ -188,6 +192,24 @@ class DepthChain(Chain):
     def jvps(self, tangents: Tensor) -> Tensor:
         """Return w_i = F_i (w_{i-1} + v_{i-1}) of every sample, (N, L, B, H)."""
         return jvps(self.links, tangents, self.mixing)
+
+    def run(self, initial: Tensor | None = None, parameters: Sequence[Tensor] | None = None) -> list[Tensor]:
+        """Run the blocks again, one by one and in their present mode; dropout draws other masks.
+
+        Raises:
+            ChainError: a block was called with other arguments than its state, or h_0 is not kept.
+        """
+        first = self.initial if initial is None else initial
+        if first is None:
+            raise ChainError(f"the input of {self.links[0].path} is not kept here: give it, chain.run(initial=...).")
+        for link in self.links:
+            if not link.only_state:
+                raise ChainError(
+                    f"{link.path} was called with other arguments than its state, which are not kept, so the chain "
+                    "cannot be run again. Let the block take its state only."
+                )
+        given = () if parameters is None else zip(map(id, self.parameters), parameters, strict=True)
+        return run_again([(link.path, link.block) for link in self.links], first, dict(given))
 
     def cotangents(self, vectors: Tensor, direct: Sequence[Cotangent]) -> list[Cotangent]:
         """Undo :meth:`vectors`; ``None`` for states that no direct cotangent reaches."""

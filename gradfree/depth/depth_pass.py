@@ -96,6 +96,7 @@ class DepthPass:
 
     def begin(self, state: Tensor) -> Tensor:
         """Put the Start node after ``state``, h_0; return Start's output, which the first Exit node follows."""
+        self.initial = state.detach()
         tensors = [tensor for tensor, _ in self.inputs]
         self.anchors += _leaves_before([state, *tensors])
         return Start.apply(self, state, *tensors, *self.parameters)
@@ -198,7 +199,9 @@ class DepthPass:
 
     def linearise(self, links: list[Link], keep_graph: bool) -> DepthChain:
         """Return the chain that the engine solves: ``links``, those that the loss has reached."""
-        return DepthChain(links, self.parameters, len(self.inputs), keep_graph, self.chain)
+        chain = DepthChain(links, self.parameters, len(self.inputs), keep_graph, self.chain)
+        chain.initial = self.initial
+        return chain
 
     def _begin_backward(self, unsolved: Callable[[], str]) -> None:
         """Drop the cotangents of an earlier backward pass, if this is a new one.

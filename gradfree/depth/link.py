@@ -66,6 +66,7 @@ class Link:
         hooks: the gradient hooks on ``after``, if there are any; kept alive by the graph.
         extra: other outputs of the block that need a gradient; roots of the same graph.
         in_place: whether the block has changed its input state in place.
+        only_state: whether the block was called with nothing but its state.
         end: the edge that stands for ``out`` if its values are freed; ``out`` is on the meta device then.
     """
 
@@ -82,6 +83,7 @@ class Link:
     in_place: bool = False
     after: weakref.ref[Tensor] | None = None
     hooks: weakref.ref[OrderedDict[int, Any]] | None = None
+    only_state: bool = True
     end: GradientEdge | None = None
 
     @cached_property

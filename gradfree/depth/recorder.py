@@ -43,6 +43,7 @@ class _Call(NamedTuple):
         given: the state that the block gets; ``None`` if it needs no gradient.
         entry: the Entry node of ``entered``; ``None`` if that is empty.
         versions: the version counters of ``entered`` before the block runs.
+        only_state: whether the state is the only argument.
     """
 
     recording: DepthPass
@@ -53,6 +54,7 @@ class _Call(NamedTuple):
     given: Tensor | None
     entry: Node | None
     versions: list[int]
+    only_state: bool
 
 
 class RecordedChain:
@@ -180,7 +182,10 @@ class BlockRecorder:
         entered = recording.enter(self.path, numbers, tensors)
         given, entry = entered[0] if needed else None, entered[0].grad_fn if entered else None
         versions = [changes(t) for t in entered]
-        self._calls[get_ident()] = _Call(recording, before, tensors, numbers, entered, given, entry, versions)
+        only_state = len(args) + len(kwargs) == 1
+        self._calls[get_ident()] = _Call(
+            recording, before, tensors, numbers, entered, given, entry, versions, only_state
+        )
         new, rest = state if given is None else given, iter(entered[needed:])
         return put(new, [new if t is state else next(rest) for t in inputs])
 
@@ -226,6 +231,7 @@ class BlockRecorder:
             version=changes(state),
             extra=extra,
             in_place=in_place,
+            only_state=call.only_state,
         )
         after, *outputs = call.recording.leave(link, call.before)
         joined = self.port.join(after, rest)

@@ -51,6 +51,7 @@ class RowChain(DepthChain):
         self.like = states[-1]
         self._blocks = list(chain.blocks.items())
         self._structure, self._tensors, self._states = structure, tensors, states
+        self.initial = states[0]
         self._initial = initial
         self._numbers = {id(p): n for n, p in enumerate(parameters)}
         self._span = f"{self._blocks[-1][0]} to {self._blocks[0][0]}"

@@ -200,9 +200,16 @@ class Engine(Solver):
         """
         parts = site.record(attachment)
         after_step = self.after_step(attachment.memory)
-        if after_step is None:
+        learns = type(self).learn is not Solver.learn
+        if after_step is None and not learns:
             return parts
-        return [*parts, StepCounter(site.blocks, after_step, attachment.memory.of("steps"))]
+
+        def after(blocks: Mapping[str, nn.Module], steps: int) -> None:
+            attachment.taught.clear()
+            if after_step is not None:
+                after_step(blocks, steps)
+
+        return [*parts, StepCounter(site.blocks, after, attachment.memory.of("steps"))]
 
     def after_step(self, memory: Memory) -> AfterStep | None:
         """Return a function to call after each step of the chain's optimizer; ``None``: nothing to do.
@@ -260,7 +267,10 @@ class Engine(Solver):
         blocks = (block for site in report.chains.values() for block in site.blocks.values())
         inside = {module for block in blocks for module in block.modules()}
         outside = [module._parameters for module in model.modules() if module not in inside]
-        on = {path: Attachment(self, path, site.solved, outside, batched) for path, site in report.chains.items()}
+        buffers = [module._buffers for module in model.modules() if module._buffers]
+        on = {
+            path: Attachment(self, path, site.solved, outside, batched, buffers) for path, site in report.chains.items()
+        }
         parts = [part for path, site in report.chains.items() for part in self.install(site, on[path])]
         parts += unsaved_hooks(part for part in parts if isinstance(part, RemovableHandle))
         return Handle(parts, report.chains, on)

@@ -217,6 +217,40 @@ class LayerChain(DepthChain):
         self.add(waiting, error, total)
         return total
 
+    def run(self, initial: Tensor | None = None, parameters: Sequence[Tensor] | None = None) -> list[Tensor]:
+        """Run the layers again, with the pass's dropout masks; with other ``parameters``, as blocks without them.
+
+        Raises:
+            ChainError: as in :meth:`replay`.
+        """
+        if parameters is not None:
+            return super().run(self.recording.initial if initial is None else initial, parameters)
+        states = [self.recording.initial if initial is None else initial]
+        with torch.no_grad():
+            for i, (link, x) in enumerate(self.replay()):
+                states.append(self._again(i, link, x, states[-1]))
+        return states[1:]
+
+    def run_part(self, begin: int, end: int, state: Tensor) -> Tensor:
+        """Return the state after the links ``begin`` to ``end`` - 1, run on another ``state``; of a stored pass."""
+        with torch.no_grad():
+            for i in range(begin, end):
+                state = self._again(i, self.links[i], self.input_of(i), state)
+        return state
+
+    def _again(self, index: int, link: Link, x: Tensor, state: Tensor) -> Tensor:
+        """Return the state after ``link``, run on ``state`` in the pass's precision; ``x`` is what it ran on."""
+        role = self.roles[index]
+        if role is Role.WEIGHTS and not keeps_state(link.block):
+            return self.recording.run_again(link, state).out.detach()
+        return self._next_state(role, link, x, state)
+
+    def vjp_part(self, begin: int, end: int, cotangent: Tensor) -> Tensor:
+        """Return ``cotangent`` times the exact Jacobians of the links ``end`` - 1 to ``begin``."""
+        for link in reversed(self.links[begin:end]):
+            cotangent = self.vjp(link, cotangent)
+        return cotangent
+
     def _next_state(self, role: Role, link: Link, x: Tensor, second: Tensor) -> Tensor:
         """Return the second pass's state after ``link``, from that before it; ``x`` is the first pass's."""
         if role is Role.DROPOUT:
@@ -234,21 +268,21 @@ class LayerChain(DepthChain):
             return self.vjp(link, shift).to(shift.dtype)
         if role not in (Role.POINTWISE, Role.MAX):
             return linear_part(link.block, shift)
-        x = (self._entered(index) if x.is_meta else x).to(shift.dtype, copy=link.in_place)
+        x = (self.input_of(index) if x.is_meta else x).to(shift.dtype, copy=link.in_place)
         run = link.block.forward
         if tangent:
             return torch.func.jvp(run, (x,), (shift,))[1]
         second = run(x - shift)
         return run(x) - second
 
-    def _entered(self, index: int) -> Tensor:
+    def input_of(self, index: int) -> Tensor:
         """Return the input of link ``index`` of a stored pass; compute it again if its values are freed."""
         if index == 0:
             return self.recording.initial
         link = self.links[index - 1]
         if not link.out.is_meta:
             return link.out.detach()
-        x = self._entered(index - 1)
+        x = self.input_of(index - 1)
         # Dropout is linear, and its Jacobian contains the mask.
         return self.vjp(link, x) if self.roles[index - 1] is Role.DROPOUT else self.recording.run_again(link, x).out
 

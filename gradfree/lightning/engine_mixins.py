@@ -14,6 +14,7 @@ from itertools import product
 from typing import TYPE_CHECKING, Any, Literal
 
 from gradfree.chains.handle import Handle
+from gradfree.chains.lesson import Lesson
 from gradfree.engines.discovery import Chains
 from gradfree.engines.engine import Engine
 from gradfree.registry import engine_class, list_engines, resolve_engine
@@ -99,6 +100,14 @@ class EngineMixin:
             self.handle.load_state_dict(self._restored or {})
         self._restored = None
         super().setup(trainer)  # type: ignore[misc]
+
+    def training_step(self, batch: Any, *args: Any, **kwargs: Any) -> Any:
+        """Run it as usual; of a batch (inputs, targets), give the targets to an engine that learns from them."""
+        if "targets" in self.engine.needs:
+            lesson = Lesson(targets=batch[1] if isinstance(batch, list | tuple) and len(batch) == 2 else None)
+            for attachment in self.handle.attachments.values():
+                attachment.lesson = lesson
+        return super().training_step(batch, *args, **kwargs)  # type: ignore[misc]
 
     def optimizer_step(self, *args: Any, **kwargs: Any) -> Any:
         """Take the step as usual, then average the engine's running means over ranks.

@@ -5,15 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import cached_property
 
+import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from gradfree.algebra.block_scan import Blocks
 from gradfree.algebra.cotangents import Factor, is_number
 from gradfree.chains.chain import ChainGradients
 from gradfree.chains.memory import Memory
-from gradfree.time.closed_forms import Linearised, Links, State, linearise
+from gradfree.time.closed_forms import Linearised, Links, State, linearise, lstm_gates
+from gradfree.time.forward import Recurrence, run_sequentially
 from gradfree.time.gru_forward import Gates
-from gradfree.time.time_chain import Factors, TimeChain
+from gradfree.time.time_chain import Factors, TimeChain, repeated
 
 
 class CellChain(TimeChain):
@@ -72,6 +75,37 @@ class CellChain(TimeChain):
         """Return F_2 to F_T of every sequence, (T - 1, B, H, H); for LSTM of h and c concatenated."""
         return self.cell.jacobians(_LATER)
 
+    @property
+    def ends(self) -> tuple[Tensor, Tensor]:
+        """h_0 and h_T."""
+        return self.first[0], self.out[-1]
+
+    def run(self, initial: Sequence[Tensor] | None = None, parameters: Sequence[Tensor] | None = None) -> State:
+        """Return the states of another pass over the same input, (T, B, H) each."""
+        first = self.first if initial is None else initial
+        weights = self.parameters if parameters is None else parameters
+        with torch.no_grad():
+            out, *_ = run_sequentially(Recurrence(self.x, [part[None] for part in first], weights, self.kind))
+            if len(first) == 1:
+                return (out,)
+            w_ih, w_hh, *biases = weights
+            sums = F.linear(self.x, w_ih) + F.linear(torch.cat([first[0][None], out[:-1]]), w_hh)
+            return out, lstm_gates(sums + sum(biases), first[1]).c
+
+    def sample_gradients(self, delta: State, steps: slice = slice(None), sets: int = 1) -> list[Tensor | None]:
+        """Return δ_t ∂f_t/∂θ of each sequence: products of the cotangents of pre-activations with what they multiply.
+
+        The cotangents of P and Q, (T, N · B, n · H), and x_t and h_{t-1} are the factors of ∂f_t/∂θ.
+        """
+        cell = self.cell.rearranged(lambda x: repeated(x[steps], sets), whole=True)
+        cell.factors = cell.factors.clone()  # Overwritten.
+        hidden = cell.hidden_cotangent(delta)
+        fed = cell.input_cotangent(delta, hidden.clone())
+        before = torch.cat([self.first[0][None], self.out[:-1]])[steps]
+        pairs = [(fed, self.x[steps]), (hidden, before), (fed, None), (hidden, None)][: len(self.parameters)]
+        _, *wanted = self.wanted
+        return [_of_samples(*pair, sets) if want else None for pair, want in zip(pairs, wanted, strict=True)]
+
     def rearranged(self, change: Callable[[Tensor], Tensor]) -> Links:
         """Return the links in another order."""
         return self.cell.rearranged(change)
@@ -98,6 +132,12 @@ class CellChain(TimeChain):
 def _product(cotangent: Tensor, x: Tensor) -> Tensor:
     """Return the gradient of the weight of a linear map of ``x``, summed over steps and sequences."""
     return cotangent.flatten(0, 1).t() @ x.flatten(0, 1)
+
+
+def _of_samples(cotangent: Tensor, x: Tensor | None, sets: int) -> Tensor:
+    """Return the sums over steps of the products, (B, N, K, J), or without ``x`` of the cotangents, (B, N, K)."""
+    cotangent = cotangent.unflatten(1, (sets, -1))
+    return cotangent.sum(0).transpose(0, 1) if x is None else torch.einsum("tnbk,tbj->bnkj", cotangent, x)
 
 
 def _difference(diagonal: Factor, known: Factor) -> Factor:

@@ -46,6 +46,10 @@ class Links(ABC):
     def initial_cotangent(self, delta: State) -> Sequence[Tensor]:
         """Return δ_1 F_1, part by part, (B, H)."""
 
+    @abstractmethod
+    def jvp(self, tangents: Sequence[Tensor], step: int) -> Sequence[Tensor]:
+        """Return F_t w of one step, part by part, (B, H)."""
+
 
 class Linearised(Links):
     """The Jacobians of all steps of one layer.
@@ -56,6 +60,9 @@ class Linearised(Links):
 
     links: tuple[str, ...]
     """The names of the attributes that, with W_hh, define F_t: tensors (T, B, ...)."""
+
+    others: tuple[str, ...] = ()
+    """The names of more such attributes, which only the cotangents of P and Q use."""
 
     factors: Tensor
     """The cotangents of Q's n parts are these, (T, B, n, H), times what :meth:`sources` returns."""
@@ -68,10 +75,15 @@ class Linearised(Links):
     def diagonal(self) -> tuple[Factor, ...]:
         """The diagonal of F_t that comes from the cell's gates, by part of the state: (T, B, H), or 0.0."""
 
-    def rearranged(self: _Self, change: Callable[[Tensor], Tensor]) -> _Self:
-        """Return the same Jacobians with ``change`` applied to each tensor, which reorders steps and sequences."""
+    def rearranged(self: _Self, change: Callable[[Tensor], Tensor], whole: bool = False) -> _Self:
+        """Return the same Jacobians with ``change`` applied to each tensor, which reorders steps and sequences.
+
+        Args:
+            change: of a tensor (T, B, ...).
+            whole: whether the result must have the cotangents of P and Q, too.
+        """
         other = copy(self)
-        for name in self.links:
+        for name in (*self.links, *self.others) if whole else self.links:
             setattr(other, name, change(getattr(self, name)))
         return other
 
@@ -87,6 +99,16 @@ class Linearised(Links):
         hidden = (self.factors[steps] * self.sources(delta, steps)).flatten(-2)
         parts[0] = plus(hidden @ self.weight, parts[0])
         return tuple(parts)
+
+    def jvp(self, tangents: Sequence[Tensor], step: int) -> Sequence[Tensor]:
+        """Return F_t w: the gates' diagonal times w, and the factors times W_hh w, summed over Q's parts."""
+        (w,), (gate,) = tangents, self.diagonal
+        through = (self.factors[step] * self.fed_tangent(w)).sum(-2)
+        return [through if not isinstance(gate, Tensor) else torch.addcmul(through, gate[step], w)]
+
+    def fed_tangent(self, tangent: Tensor) -> Tensor:
+        """Return W_hh w for each of Q's parts, (B, n, H)."""
+        return (tangent @ self.weight.t()).unflatten(-1, (-1, tangent.shape[-1]))
 
     def sources(self, delta: State, steps: slice) -> Tensor:
         """Return the cotangents at ``steps`` that reach Q's parts, (T, B, n, H); by default that of h' for all."""
@@ -145,6 +167,7 @@ class LinearisedGRU(Linearised):
     """h' = (1-z)⊙n + z⊙h with n = tanh(P_n + r⊙Q_n); K = z (Highway-BP, arXiv 2501.17086, Table 1)."""
 
     links = ("factors", "carry")
+    others = ("new",)
 
     def __init__(self, gates: Gates, before: Tensor, weight: Tensor, buffer: Tensor | None = None):
         """Linearise at ``before``, the states before all steps, in ``buffer`` (T, B, 3H), which may end in Q_n."""
@@ -215,6 +238,12 @@ class LinearisedLSTM(Linearised):
         """Return the cotangents of c', c', c' and h'."""
         of_c = self._of_cell(delta, steps)
         return torch.stack([of_c, of_c, of_c, delta[0][steps]], -2)
+
+    def jvp(self, tangents: Sequence[Tensor], step: int) -> Sequence[Tensor]:
+        """Return F_t w of h' and c'; h' also gets what c' gets, times its derivative."""
+        fed = self.factors[step] * self.fed_tangent(tangents[0])
+        of_c = torch.addcmul(fed[..., :3, :].sum(-2), self.carry[step], tangents[1])
+        return [torch.addcmul(fed[..., 3, :], self.out[step], of_c), of_c]
 
     def hidden_cotangent(self, delta: State) -> Tensor:
         """Return the cotangent of Q, in the memory of the factors."""

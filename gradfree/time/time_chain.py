@@ -27,9 +27,6 @@ class TimeChain(Chain):
     states: Sequence[Tensor]
     """h_1 to h_T, (T, B, ·): one tensor for each part, or one of the same shape."""
 
-    parameters: Sequence[Tensor]
-    """The parameters that all links share, in the order of :meth:`gradients`."""
-
     forward_pass: object = None
     """Data that the engine's own forward pass keeps for the backward pass."""
 
@@ -46,6 +43,11 @@ class TimeChain(Chain):
     @abstractmethod
     def diagonal(self) -> Sequence[Factor]:
         """The diagonal of F_t that comes from the cell's gates, by part of the state: (T, B, H), or 0.0."""
+
+    @property
+    @abstractmethod
+    def ends(self) -> tuple[Tensor, Tensor]:
+        """The first part of the state before the first step and after the last one, (B, H)."""
 
     def __len__(self) -> int:
         """T, the number of steps."""
@@ -115,7 +117,38 @@ class TimeChain(Chain):
     def cotangents(self, vectors: Tensor, direct: State) -> State:
         """Undo :meth:`vectors`."""
         parts = vectors.split([s.shape[2:].numel() for s in self.states], -1)
-        return tuple(part.reshape(s.shape).to(s.dtype) for part, s in zip(parts, self.states, strict=True))
+        return tuple(
+            part.reshape(*part.shape[:2], *s.shape[2:]).to(s.dtype) for part, s in zip(parts, self.states, strict=True)
+        )
+
+    def jvps(self, tangents: Tensor) -> Tensor:
+        """Return w_t = F_t (w_{t-1} + v_{t-1}) of every sequence, (N, T, B, H), the parts of a state side by side."""
+        links = self.repeated_links(len(tangents))
+        v = self.cotangents(tangents.transpose(0, 1).flatten(1, 2), ())
+        w = [torch.zeros_like(part) for part in v]
+        for t in range(1, len(self)):
+            found = links.jvp([a[t - 1] + b[t - 1] for a, b in zip(w, v, strict=True)], t)
+            for part, of_step in zip(w, found, strict=True):
+                part[t] = of_step
+        side_by_side = torch.cat([part.flatten(2) for part in w], -1).to(tangents.dtype)
+        return side_by_side.unflatten(1, (len(tangents), -1)).transpose(0, 1)
+
+    @abstractmethod
+    def sample_gradients(self, delta: State, steps: slice = slice(None), sets: int = 1) -> list[Tensor | None]:
+        """Return δ_t ∂f_t/∂θ of each sequence by itself, summed over some steps.
+
+        Args:
+            delta: N sets of cotangents of these steps, part by part, (steps, N · B, H).
+            steps: the steps; by default all.
+            sets: N.
+
+        Returns:
+            (B, N, *shape) for each parameter, in the order of :meth:`gradients`; ``None`` if it is not trained.
+        """
+
+    def repeated_links(self, sets: int) -> Links:
+        """Return the links for N sets of cotangents, (T, N · B, H), in place of one."""
+        return self.rearranged(lambda x: repeated(x, sets))
 
     @abstractmethod
     def unit_blocks(self, carried: bool) -> Blocks:
@@ -132,6 +165,11 @@ class TimeChain(Chain):
     @abstractmethod
     def rearranged(self, change: Callable[[Tensor], Tensor]) -> Links:
         """Return the links with steps and sequences in another order: ``change`` of each (T, B, ...) tensor."""
+
+
+def repeated(x: Tensor, sets: int) -> Tensor:
+    """Return ``x``, (T, B, ...), with the sequences repeated, (T, N · B, ...)."""
+    return x if sets == 1 else x.repeat(1, sets, *[1] * (x.dim() - 2))
 
 
 def shifted_sum(direct: Tensor | None, rest_vjp: Tensor | None) -> Tensor | None:

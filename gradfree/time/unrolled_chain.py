@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call, grad, jvp, vmap
 
 from gradfree.algebra.block_scan import Blocks
 from gradfree.algebra.cotangents import Factor, plus, times
@@ -16,7 +18,7 @@ from gradfree.chains.memory import Memory
 from gradfree.chains.refusals import hooked, tapped
 from gradfree.devices.hardware import product_rounding
 from gradfree.errors import RANDOM_CELL, ChainError
-from gradfree.time.cell_layer import ElementwiseCell, apply_cell, output_size, unit_blocks
+from gradfree.time.cell_layer import ElementwiseCell, apply_cell, output_size, run_steps, unit_blocks
 from gradfree.time.closed_forms import Links, State
 from gradfree.time.recorded_step import recorded_step
 from gradfree.time.time_chain import Factors, TimeChain
@@ -104,8 +106,12 @@ class UnrolledChain(TimeChain):
         return (*[0.0] * self._extra_outputs, *[factor] * own)
 
     def unit_blocks(self, carried: bool) -> Blocks:
-        """Return the unit-by-unit Jacobians of an elementwise cell, which are all of F_t."""
-        return self._blocks
+        """Return the unit-by-unit Jacobians: of an elementwise cell all of F_t, of any other from dense Jacobians."""
+        if self.kind != "any":
+            return self._blocks
+        widths = [part.shape[2:].numel() for part in self.after]
+        rows = [row.split(widths, -1) for row in self._all_jacobians().split(widths, -2)]
+        return [[_diagonal(f, self.like.dtype) for f in row] for row in rows]
 
     def rest_vjp(self, delta: State, factors: Factors) -> State:
         """Return δ_t (F_t - K_t) for t = 2..T."""
@@ -115,6 +121,9 @@ class UnrolledChain(TimeChain):
 
     def jacobians(self) -> Tensor:
         """Return F_2 to F_T of every sequence, (T - 1, B, H, H), the parts of a state concatenated."""
+        return self._all_jacobians()[1:]
+
+    def _all_jacobians(self) -> Tensor:
         widths = [part.shape[2:].numel() for part in self.after]
         identity = torch.eye(sum(widths), device=self.like.device)
         rows = [part[:, None, None].expand(-1, *self.shape, -1) for part in identity.split(widths, -1)]
@@ -123,7 +132,49 @@ class UnrolledChain(TimeChain):
         vjps = batched_vjps([self.after[n] for n in live], self.before, [given[n] for n in live])
         parts = [torch.zeros_like(row) if v is None else v.flatten(3) for row, v in zip(rows, vjps, strict=True)]
         wide = torch.promote_types(self.like.dtype, torch.float32)
-        return torch.cat(parts, -1).permute(1, 2, 0, 3)[1:].to(wide)
+        return torch.cat(parts, -1).permute(1, 2, 0, 3).to(wide)
+
+    @property
+    def ends(self) -> tuple[Tensor, Tensor]:
+        """h_0 and h_T, of the first part that the next step reads."""
+        return self.before[self._extra_outputs][0].detach(), self.states[self._extra_outputs][-1].detach()
+
+    def run(self, initial: Sequence[Tensor] | None = None, parameters: Sequence[Tensor] | None = None) -> State:
+        """Return the states of another pass over the same input, (T, B, ·) each."""
+        first = [part[0].detach() for part in self.before] if initial is None else initial
+        with torch.no_grad():
+            steps = self._with(self.parameters if parameters is None else parameters, run_steps, self.x, first)
+        return tuple(torch.stack(part) for part in zip(*steps, strict=True))
+
+    def sample_gradients(self, delta: State, steps: slice = slice(None), sets: int = 1) -> list[Tensor | None]:
+        """Return δ_t ∂f_t/∂θ of each sequence, by autograd under ``vmap``."""
+        trained = [n for n, p in enumerate(self.parameters) if any(p is own for own in self.trained)]
+
+        def weighted(chosen: Sequence[Tensor], x: Tensor, before: Sequence[Tensor], delta: Sequence[Tensor]) -> Tensor:
+            given = list(self.parameters)
+            for n, p in zip(trained, chosen, strict=True):
+                given[n] = p
+            after = self._with(given, apply_cell, x, before)
+            return torch.stack([(d * a).sum() for d, a in zip(delta, after, strict=True)]).sum()
+
+        own = [
+            torch.zeros_like(s[steps]).repeat(1, sets, 1) if d is None else d
+            for d, s in zip(delta, self.states, strict=True)
+        ]
+        of_sample = vmap(grad(weighted), in_dims=(None, 1, 1, 1))
+        found = vmap(of_sample, in_dims=(None, None, None, 1), out_dims=1)(
+            [self.parameters[n].detach() for n in trained],
+            self.x[steps].detach(),
+            [part[steps].detach() for part in self.before],
+            [d.unflatten(1, (sets, -1)) for d in own],
+        )
+        gradients = dict(zip(trained, found, strict=True))
+        return [gradients.get(n) for n in range(len(self.parameters))]
+
+    def _with(self, parameters: Sequence[Tensor], run: Callable[..., Any], *args: Any) -> Any:
+        """Return ``run(cell, *args)`` with other parameters."""
+        names = [f"cell.{name}" for name, _ in self.cell.named_parameters()]
+        return functional_call(_Running(self.cell, run), dict(zip(names, parameters, strict=True)), args)
 
     def rearranged(self, change: Callable[[Tensor], Tensor]) -> Links:
         """Return the links in another order."""
@@ -146,6 +197,17 @@ class UnrolledChain(TimeChain):
         # Copies, as custom functions may write to the cotangents that they are given.
         after, cotangents = zip(*((a, d.clone()) for a, d in live), strict=True)
         return torch.autograd.grad(after, targets, cotangents, retain_graph=True, allow_unused=True)
+
+
+class _Running(nn.Module):
+    """Runs a function of a cell, for ``functional_call``."""
+
+    def __init__(self, cell: nn.Module, run: Callable[..., Any]):
+        super().__init__()
+        self.cell, self.run = cell, run
+
+    def forward(self, *args: Any) -> Any:
+        return self.run(self.cell, *args)
 
 
 @dataclass(frozen=True)
@@ -173,6 +235,10 @@ class _CellLinks(Links):
 
     def initial_cotangent(self, delta: State) -> Sequence[Tensor]:
         return self._step_vjp(delta, 0)
+
+    def jvp(self, tangents: Sequence[Tensor], step: int) -> Sequence[Tensor]:
+        before = tuple(part[step] for part in self.before)
+        return jvp(lambda *parts: apply_cell(self.cell, self.x[step], parts), before, tuple(tangents))[1]
 
     def _step_vjp(self, delta: State, t: int) -> list[Tensor]:
         """Return δ_t F_t."""
@@ -211,6 +277,12 @@ def check_batched_states(
             "changed between the forward and the backward pass.",
             wait,
         )
+
+
+def _diagonal(jacobians: Tensor, dtype: torch.dtype) -> Tensor | None:
+    """Return the diagonals of square matrices; ``None`` for those between parts of different widths."""
+    square = jacobians.shape[-1] == jacobians.shape[-2]
+    return jacobians.diagonal(0, -2, -1).to(dtype) if square else None
 
 
 def _same(a: Tensor, b: Tensor) -> bool:

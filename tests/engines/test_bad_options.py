@@ -8,6 +8,7 @@ import torch
 
 import gradfree
 
+STREAM = ([], [1, None])
 TOLERANCE = ([0.0, -1e-3, nan, inf], ["1e-3", True])
 SEED, EVERY, MEMORY = ([-1], ["x"]), ([0], [2.5]), ([0, inf], ["2", True])
 # Of each option values that no number may have, and what is no number of the kind.
@@ -15,7 +16,9 @@ BAD = {
     "backprop": {"plain": ([], [1])},
     "deeppcr": {"memory_limit": MEMORY},
     "dfa": {"seed": SEED},
+    "drtp": {"seed": SEED},
     "dsf": {"iterations": ([-1], [1.5]), "feedback": (["gates", nan, [], torch.rand(2, 2)], [True])},
+    "eprop": {"seed": SEED, "stream": STREAM},
     "fa": {"seed": SEED},
     "fixed_point": {"iterations": ([-1], [2.5, True]), "tolerance": TOLERANCE},
     "forward_gradient": {"samples": ([0], []), "sigma": ([0.0], ["1"]), "seed": SEED},
@@ -33,6 +36,7 @@ BAD = {
         "gamma": ([1.5, nan], ["0.2"]),
         "segments": ([0], [1.5]),
     },
+    "mezo": {"samples": ([0], [1.5]), "epsilon": ([0.0, inf], ["1"]), "seed": SEED},
     "newton": {
         "jacobian": (["whole", None], []),
         "max_sweeps": ([0], [2.0]),
@@ -41,6 +45,7 @@ BAD = {
     "orthogonal_backprop": {"orthogonalize_every": EVERY},
     "pepita": {"seed": SEED},
     "predictive_coding": {"rate": ([0.0, 1.5], ["1"]), "iterations": ([-1], [1.0])},
+    "rtrl": {"stream": STREAM},
     "shooting": {
         "segments": ([0], [2.0, "many"]),
         "burn": ([-1], [True]),
@@ -48,7 +53,15 @@ BAD = {
         "tolerance": ([0, -1e-3, 1e-16, nan], ["small"]),
         "corrector": (["diagonal"], []),
     },
+    "snap": {"stream": STREAM},
+    "target_propagation": {
+        "step": ([0.0, nan], ["1"]),
+        "sigma": ([0.0, nan], [True]),
+        "rate": ([-1.0, inf], ["1"]),
+        "seed": SEED,
+    },
     "truncated": {"window": ([0], [1.5])},
+    "uoro": {"seed": SEED, "stream": STREAM},
 }
 ROWS = [
     (name, option, value, error)

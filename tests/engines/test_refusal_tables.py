@@ -179,6 +179,10 @@ def normed(engine):
     return lambda: (Model([NormAndDropout(), NormAndDropout()]), engine)
 
 
+def without_targets():
+    return layers()[0], "drtp"
+
+
 def lazy(model):
     model.blocks[1].late = nn.LazyLinear(3)
 
@@ -214,6 +218,7 @@ PROGRAMS = {
     errors.OTHER_PASS: (behind(forward_mode), (blocks, gru, cell)),
     errors.MANY_COTANGENTS: (behind(many), (blocks, gru, cell)),
     errors.CHANGED_IN_PLACE: (behind(in_place), (gru, cell)),
+    errors.NO_LESSON: (behind(lambda model, x: model(x).sum().backward()), (without_targets,)),
     errors.NOT_FINITE_BEHIND: (behind(not_finite), (gru, cell)),
     errors.NOT_FINITE_INSIDE: (behind(made_infinite), (gru,)),
     errors.SETTINGS_CHANGED: (behind(changed_between), (row,)),

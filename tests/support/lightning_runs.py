@@ -19,9 +19,9 @@ REGISTERED = {
     f"{name}, {kind}": ((name, {}), kind)
     for name in gradfree.list_engines()
     for kind in KINDS
-    if name not in ("auto", "forward_gradient") and gradfree.create_engine(name).validate(Net(kind)).ok
+    if name not in ("auto", "forward_gradient", "mezo", "uoro") and gradfree.create_engine(name).validate(Net(kind)).ok
 }
-"""Every engine with default options, except ``auto``, which depends on the clock, and the random one."""
+"""Every engine with default options, except ``auto``, which depends on the clock, and random ones."""
 
 RUNS = REGISTERED | {"foton streaming, layers": (("foton", {"streaming": True}), "layers")} | WITH_STATE
 

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from gradfree.chains.handle import Handle
 from gradfree.devices.hardware import cpu_threads, devices_in_use, without_tf32
 from gradfree.engines.engine import Engine
 from gradfree.testing.cases.models import (
@@ -114,7 +115,10 @@ class Specimen:
         x: the batch.
         chains: the model's only one, as ``Engine.attach`` takes it.
         start: copies of the weights by name.
+        handle: of the engine that is attached, which gets targets and loss; ``None``: none gets them.
     """
+
+    handle: Handle | None = None
 
     def __init__(self, case: ModelCase, dtype: torch.dtype = torch.float64):
         with isolated():
@@ -132,11 +136,25 @@ class Specimen:
         """Return the sum over the samples of the batch, or of ``x``."""
         return self.model(self.x if x is None else x).pow(2).sum()
 
-    def gradients(self, loss: Tensor | None = None) -> dict[str, Tensor | None]:
+    @contextmanager
+    def attached(self, engine: Engine) -> Iterator[None]:
+        """Attach the engine; what it would learn for itself stays as it is at first."""
+        with engine.attach(self.model, self.chains) as self.handle, self.handle.frozen():
+            yield
+
+    def gradients(self, loss: Tensor | Callable[[], Tensor] | None = None) -> dict[str, Tensor | None]:
         """Return copies of all parameters' gradients by name, of the batch's loss if no other is given."""
         self.model.zero_grad()
-        (self.loss() if loss is None else loss).backward()
+        self.backward(loss)
         return self.collected()
+
+    def backward(self, loss: Tensor | Callable[[], Tensor] | None = None) -> None:
+        """Add the gradients of ``loss``; an engine that needs the loss itself gets it if it is a function."""
+        loss = self.loss if loss is None else loss
+        function = None if isinstance(loss, Tensor) else loss
+        targets = torch.arange(len(self.x), device=self.x.device) % 3
+        with self.handle.lesson(targets, function) if self.handle else nullcontext():
+            (loss if isinstance(loss, Tensor) else loss()).backward()
 
     def collected(self) -> dict[str, Tensor | None]:
         """Return copies of the gradients that are there, by name."""
@@ -147,7 +165,7 @@ class Specimen:
 def attached(engine: Engine, case: ModelCase, dtype: torch.dtype = torch.float64) -> Iterator[Specimen]:
     """Give a new specimen with the engine attached."""
     specimen = Specimen(case, dtype)
-    with engine.attach(specimen.model, specimen.chains):
+    with specimen.attached(engine):
         yield specimen
 
 

@@ -43,13 +43,13 @@ def unused(engine: Engine, case: ModelCase) -> None:
     }
     for owner in owners.values():
         owner.register_parameter("unused", nn.Parameter(torch.zeros(3, device=case.device)))
-    with engine.attach(specimen.model, specimen.chains):
+    with specimen.attached(engine):
         actual = specimen.gradients()
     none = dict.fromkeys(f"{path}unused" for path in owners)
     assert_equal_gradients(actual, reference(engine, case) | none)
 
 
-@feature("tied parameters")
+@feature("tied parameters", repeats=True)
 def tied(engine: Engine, case: ModelCase) -> None:
     """A parameter in two places gets the sum of what two equal ones get."""
     separate, together = Specimen(case), Specimen(case)
@@ -59,7 +59,7 @@ def tied(engine: Engine, case: ModelCase) -> None:
         separate.model.get_parameter(second).copy_(separate.model.get_parameter(first))
     path, _, attribute = second.rpartition(".")
     setattr(together.model.get_submodule(path), attribute, together.model.get_parameter(first))
-    with engine.attach(separate.model, separate.chains), engine.attach(together.model, together.chains):
+    with separate.attached(engine), together.attached(engine):
         expected, actual = separate.gradients(), together.gradients()
     twice = expected.pop(second)
     expected[first] = total_of({first: expected[first]}, {first: twice})[first]
@@ -73,7 +73,7 @@ def parametrized(engine: Engine, case: ModelCase) -> None:
     linear = [path for path, module in specimen.chain.named_modules() if isinstance(module, nn.Linear)]
     for path in linear:
         weight_norm(specimen.chain.get_submodule(path))
-    with engine.attach(plain.model, plain.chains), engine.attach(specimen.model, specimen.chains):
+    with plain.attached(engine), specimen.attached(engine):
         expected, actual = plain.gradients(), specimen.gradients()
     for path in linear:
         layer, name = specimen.chain.get_submodule(path), f"{specimen.chains[0]}.{path}"
@@ -166,7 +166,7 @@ def compiled_before(engine: Engine, case: ModelCase) -> None:
     """A model that was compiled before gets the same gradients."""
     specimen = Specimen(case)
     specimen.model.compile(backend="aot_eager")
-    with engine.attach(specimen.model, specimen.chains):
+    with specimen.attached(engine):
         assert_equal_gradients(specimen.gradients(), reference(engine, case))
 
 

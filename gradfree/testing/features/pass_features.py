@@ -20,7 +20,7 @@ def reference(engine: Engine, case: ModelCase, dtype: torch.dtype = torch.float6
         return specimen.gradients()
 
 
-@feature("float32 weights")
+@feature("float32 weights", repeats=True)
 def float32(engine: Engine, case: ModelCase) -> None:
     """The gradients are those of float64 to six digits."""
     assert_equal_gradients(_double(reference(engine, case, torch.float32)), reference(engine, case), tolerance=1e-5)

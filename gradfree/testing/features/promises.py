@@ -54,7 +54,7 @@ def repeated(engine: Engine, case: ModelCase) -> None:
         torch.manual_seed(1)
         once = specimen.gradients()
         torch.manual_seed(1)
-        specimen.loss().backward()
+        specimen.backward()
     twice = {name: None if g is None else g / 2 for name, g in specimen.collected().items()}
     assert_equal_gradients(twice, once, within(engine, 1e-14))
 
@@ -140,14 +140,20 @@ def _require_outputs(engine: Engine, actual: Tensor, expected: Tensor) -> None:
 def _pass(specimen: Specimen) -> tuple[Tensor, dict[str, Tensor | None]]:
     """Return outputs and gradients of a pass that always draws the same numbers."""
     torch.manual_seed(1)
-    out = specimen.model(specimen.x)
-    return out, specimen.gradients(out.pow(2).sum())
+    outputs: list[Tensor] = []
+
+    def loss() -> Tensor:
+        outputs.append(specimen.model(specimen.x))
+        return outputs[-1].pow(2).sum()
+
+    found = specimen.gradients(loss)
+    return outputs[0], found
 
 
 def _seeded_gradients(engine: Engine, case: ModelCase, scale: float) -> dict[str, Tensor | None]:
     with attached(engine, case) as specimen:
         torch.manual_seed(1)
-        found = specimen.gradients(scale * specimen.loss())
+        found = specimen.gradients(lambda: scale * specimen.loss())
     return {name: None if g is None else g / scale for name, g in found.items()}
 
 

@@ -56,12 +56,14 @@ def test_names_of_tasks_may_have_hyphens():
 def test_engines_that_the_model_does_not_allow_are_skipped_with_a_message(capsys):
     (part,) = suite_of(Sweep(tasks="points", engines="all"))
     assert {row.engine for row in part.rows} == {
-        *("auto", "backprop", "deeppcr", "dfa", "dsf", "fa", "fixed_point", "forward_gradient"),
+        *("auto", "backprop", "deeppcr", "dfa", "dsf", "fa", "fixed_point", "forward_gradient", "mezo"),
         *("highway_bp", "predictive_coding", "truncated"),
     }
     of_layers, in_time = capsys.readouterr().err.splitlines()
-    assert of_layers.startswith("points without foton, orthogonal_backprop, pepita: the model has no chain")
-    assert in_time.startswith("points without newton, shooting: the model has no chain")
+    assert of_layers.startswith(
+        "points without drtp, foton, orthogonal_backprop, pepita, target_propagation: the model has no chain"
+    )
+    assert in_time.startswith("points without eprop, newton, rtrl, shooting, snap, uoro: the model has no chain")
 
 
 @pytest.mark.parametrize("row", [PLAIN, HIGHWAY, Row("dsf", "dsf", {})], ids=lambda row: row.label)

@@ -1,0 +1,77 @@
+"""Eligibility propagation."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from gradfree.algebra.block_scan import Blocks
+from gradfree.algorithms.fa import FA
+from gradfree.chains.handle import Handle
+from gradfree.engines.discovery import Chains
+from gradfree.engines.online import UnitEngine
+from gradfree.engines.options import check_count
+from gradfree.errors import ChainError
+from gradfree.layers.feedback_layers import FeedbackLayers
+from gradfree.time.time_chain import TimeChain
+from gradfree.wording import no_such
+
+_FEEDBACK: Mapping[str, str] = {"symmetric": "", "random": "random", "adaptive": "learned"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class EProp(UnitEngine):
+    """e-prop: errors reach the past through each unit's own memory only, and never through W_hh; K is the gates' part.
+
+    Bellec et al., "A solution to the learning dilemma for recurrent networks of spiking neurons", 2020, eqs. 1 to 4:
+    the gradient is the sum over steps of a learning signal, here e_t, times an eligibility trace ε_t = K_t ε_{t-1} +
+    ∂f_t/∂θ. K is the part of F_t that bypasses W_hh: z of a GRU, where e-prop equals ``highway_bp(iterations=0)``; of
+    an LSTM f for c, which also reaches h. A cell without gates, such as ``nn.RNN``, has none.
+
+    Needs gates; costs one scan a pass. In a stream the traces take the memory of the weights for each sequence and part
+    of the state, whatever the length.
+
+    Args:
+        feedback: how the learning signal comes through the readout: all linear layers and convolutions outside of the
+            recurrent ones. "symmetric": by their own weights. "random": by fixed random ones, as in ``fa``; with a leak
+            in place of gates this is RFLO (Murray 2019). "adaptive": by random ones that get the weights' own updates
+            and decay towards them, ``fa(feedback="learned")``.
+        seed: of the random weights.
+        stream: see :class:`~gradfree.engines.online.StreamEngine`.
+    """
+
+    feedback: str = "symmetric"
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_count(self, "seed", least=0)
+        if self.feedback not in _FEEDBACK:
+            raise ValueError(f"EProp: {no_such('feedback', str(self.feedback), _FEEDBACK)}")
+
+    @property
+    def needs_residual(self) -> bool:
+        """True: K is the gates' part."""
+        return True
+
+    def blocks(self, chain: TimeChain) -> Blocks:
+        """Return the gates' part of each F_t, unit by unit."""
+        return chain.unit_blocks(carried=True)
+
+    def attach(self, model: nn.Module, chains: Chains | None = None, **options: Any) -> Handle:
+        """Attach the engine and, unless feedback is symmetric, ``fa`` to the layers outside of its chains."""
+        handle = super().attach(model, chains, **options)
+        if rule := _FEEDBACK[self.feedback]:
+            inside = {module for block in handle.blocks.values() for module in block.modules()}
+            outside = [path for path, m in FeedbackLayers("", model).blocks.items() if m not in inside]
+            with ExitStack() as stack:
+                stack.callback(handle.detach)
+                if not outside:
+                    raise ChainError(f"feedback={self.feedback!r} is for a readout, but the model has no linear layer.")
+                handle.add(FA(feedback=rule, seed=self.seed).attach(model, outside))
+                stack.pop_all()
+        return handle

@@ -1,0 +1,64 @@
+"""What a pass learns from besides the gradient of its loss: targets, or the loss as a function."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gradfree.errors import NO_LESSON, ChainError
+from gradfree.torchside.random_state import RandomState
+
+
+@dataclass(frozen=True)
+class Lesson:
+    """What an engine with :attr:`~gradfree.chains.chain.Solver.needs` learns from.
+
+    Attributes:
+        targets: of the batch, one row for each sample; ``None``: not given.
+        loss: runs the model on the batch again and returns the loss that ``backward()`` is called on; ``None``: not
+            given.
+        buffers: the buffers of the model's modules, by module, which :meth:`evaluate` leaves as they are.
+    """
+
+    targets: Any = None
+    loss: Callable[[], Tensor] | None = None
+    buffers: Sequence[Mapping[str, Tensor | None]] = ()
+
+    def check(self, needs: Sequence[str], engine: str) -> None:
+        """Raise if something that ``engine`` needs, "targets" or "loss", is missing.
+
+        Raises:
+            ChainError: with the line that gives it.
+        """
+        for name in needs:
+            if getattr(self, name) is None:
+                raise NO_LESSON.error(engine=engine, what=name, given={"targets": "y", "loss": "f"}[name])
+
+    def evaluate(self, device: torch.device) -> Tensor:
+        """Return the loss with the present weights, without a graph and always with the same random numbers.
+
+        Random states and the model's buffers, such as batch statistics, are as before.
+
+        Args:
+            device: of the model, for its random state.
+
+        Raises:
+            ChainError: the loss is not a single number.
+        """
+        assert self.loss is not None  # :meth:`check` raises without one.
+        kept = [(b, b.clone()) for own in self.buffers for b in own.values() if b is not None]
+        with ExitStack() as stack:
+            stack.enter_context(torch.no_grad())
+            stack.enter_context(RandomState(device).restored())
+            loss = self.loss()
+            for buffer, value in kept:
+                # Not a change that autograd sees: it would count against the graph that waits for its backward.
+                buffer.data.copy_(value)
+        if not isinstance(loss, Tensor) or loss.numel() != 1:
+            raise ChainError("the loss of a lesson must return one number: lesson(loss=lambda: loss_fn(model(x), y)).")
+        return loss

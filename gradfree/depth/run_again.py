@@ -1,0 +1,40 @@
+"""Running the blocks of a recorded pass again, on another state or with other parameters, without a graph."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from gradfree.depth.ports import port_of
+from gradfree.errors import ChainError
+from gradfree.torchside.random_state import RandomState
+
+
+def run_again(blocks: Sequence[tuple[str, nn.Module]], state: Tensor, replaced: Mapping[int, Tensor]) -> list[Tensor]:
+    """Return the states after ``blocks``, which begin at ``state``; buffers and random states are left as they were.
+
+    Args:
+        blocks: by path, in the order in which they run.
+        state: h_0.
+        replaced: tensors to use in place of parameters, by the parameter's id.
+
+    Raises:
+        ChainError: a block returns no state.
+    """
+    buffers = [(b, b.clone()) for _, block in blocks for b in block.buffers()]
+    states: list[Tensor] = []
+    with torch.no_grad(), RandomState(state.device).restored():
+        for path, block in blocks:
+            own = {name: replaced[id(p)] for name, p in block.named_parameters() if id(p) in replaced}
+            found, _ = port_of(block).split(functional_call(block, own, (state,)))
+            if found is None:
+                raise ChainError(f"{path} returned no state when it ran again.")
+            state = found
+            states.append(state)
+    for buffer, value in buffers:
+        # Not a change that autograd sees: it would count against the graphs of the pass.
+        buffer.data.copy_(value)
+    return states

@@ -1,0 +1,28 @@
+"""Random numbers that are new in each pass, and the same again after a checkpoint."""
+
+from __future__ import annotations
+
+import zlib
+
+import torch
+from torch import distributed
+
+from gradfree.chains.chain import Chain
+
+
+def new_generator(chain: Chain, owner: str, seed: int, device: torch.device) -> torch.Generator:
+    """Return a generator whose numbers depend on ``seed``, the chain, the rank, the device and the earlier passes.
+
+    Args:
+        chain: whose memory counts the passes.
+        owner: the name under which it counts them.
+        seed: of the engine.
+        device: of the numbers.
+    """
+    kept = chain.memory.of(owner)
+    # Through numpy: .item() counts as a wait for the device, but this counter is on the CPU.
+    passes = int(kept["passes"].cpu().numpy()) + 1 if "passes" in kept else 1
+    kept["passes"] = torch.tensor(passes, device="cpu")
+    rank = distributed.get_rank() if distributed.is_initialized() else 0
+    number = zlib.crc32(f"{seed} {chain.path} {rank} {passes}".encode())
+    return torch.Generator(device).manual_seed(number)

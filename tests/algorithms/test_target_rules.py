@@ -1,0 +1,225 @@
+"""Rules that learn from targets or from the loss itself, against oracles written from the papers."""
+
+import copy
+import zlib
+
+import pytest
+import torch
+from layered_nets import convolutions, dense, drawn
+from torch import nn
+from torch.nn.functional import cross_entropy, one_hot
+
+import gradfree
+from gradfree import ChainError
+from gradfree.algorithms import DRTP, FA, MeZO, TargetPropagation
+from gradfree.testing.cases.models import assert_equal_gradients
+
+
+def gradients_of(net, x, y, engine):
+    """Return the gradients with a lesson, the engine's tensors, and what it keeps."""
+    net.zero_grad()
+
+    def loss():
+        return cross_entropy(net(x), y)
+
+    with engine.attach(net, [""]) as handle, handle.lesson(targets=y, loss=loss):
+        loss().backward()
+        return {name: p.grad.clone() for name, p in net.named_parameters()}, drawn(handle), handle.state_dict()[""]
+
+
+@pytest.mark.parametrize("real", [False, True])
+def test_drtp_is_the_published_rule_times_the_norm_of_each_error(real):
+    net, x, y = dense(8, 6, 5, 3, bend=nn.Tanh), torch.randn(7, 8), torch.randint(3, (7,))
+    targets = torch.randn(7, 3) if real else one_hot(y, 3).to(x.dtype)
+    with DRTP(seed=4).attach(net, [""]) as handle, handle.lesson(targets=targets if real else y):
+        cross_entropy(net(x), y).backward()
+        matrices = drawn(handle)
+    logits = net(x)
+    e = (logits.softmax(1) - one_hot(y, 3)) / 7
+    h1, h2 = (net[:n](x) for n in (2, 4))
+    signal = -targets * e.norm(dim=1, keepdim=True)
+    d1 = (signal @ matrices["2 (3, 6)"]) * (1 - h1**2)
+    d2 = (signal @ matrices["4 (3, 5)"]) * (1 - h2**2)
+    expected = {}
+    for name, delta, given in (("0", d1, x), ("2", d2, h1), ("4", e, h2)):
+        expected |= {f"{name}.weight": delta.t() @ given, f"{name}.bias": delta.sum(0)}
+    assert_equal_gradients({name: p.grad for name, p in net.named_parameters()}, expected)
+
+
+@pytest.mark.parametrize("targets", [torch.zeros(6, dtype=torch.long), torch.zeros(7), torch.zeros(7, 2)], ids=str)
+def test_drtp_refuses_targets_that_do_not_fit(targets):
+    net = dense(8, 6, 3, bend=nn.Tanh)
+    with DRTP().attach(net) as handle, handle.lesson(targets), pytest.raises(ChainError, match=r"lesson has targets"):
+        net(torch.randn(7, 8)).sum().backward()
+
+
+def test_target_propagation_is_the_published_algorithm():
+    """Lee et al. 2015, algorithm 1, with a target for the last hidden state from its exact, normalised error."""
+    engine = TargetPropagation(step=0.2, sigma=0.3, rate=0.4, seed=1)
+    net, x, y = dense(8, 6, 5, 4, 3, bend=nn.Tanh), torch.randn(7, 8), torch.randint(3, (7,))
+    found, after, _ = gradients_of(net, x, y, engine)
+    h = [x, *(net[: 2 * n](x).detach() for n in (1, 2, 3))]
+    weight = net[6].weight.detach()
+    e_out = ((net(x).softmax(1) - one_hot(y, 3)) / 7).detach()
+    e = e_out @ weight
+    norms = e.norm(dim=1, keepdim=True)
+    target = h[3] - 0.2 * e / norms
+    expected = {"6.weight": e_out.t() @ h[3], "6.bias": e_out.sum(0)}
+    inverses = {2: after["2 (6, 6)"], 3: after["4 (5, 5)"]}
+
+    def g(layer, out):
+        return torch.tanh(out @ inverses[layer][:, :-1].t() + inverses[layer][:, -1])
+
+    for layer in (3, 2, 1):
+        delta = (h[layer] - target) / 0.2 * norms * (1 - h[layer] ** 2)
+        name = str(2 * (layer - 1))
+        expected |= {f"{name}.weight": delta.t() @ h[layer - 1], f"{name}.bias": delta.sum(0)}
+        if layer > 1:
+            target = h[layer - 1] + g(layer, target) - g(layer, h[layer])
+    assert_equal_gradients(found, expected)
+
+
+def test_the_inverses_of_target_propagation_learn_to_reconstruct():
+    """After many steps with weights that do not change, they undo the layers, and targets point as errors do."""
+    net, x, y = dense(6, 6, 6, 6, 3, bend=nn.Tanh), torch.randn(64, 6), torch.randint(3, (64,))
+    net.requires_grad_(True)
+    optimizer = torch.optim.SGD(net.parameters(), 0.0)
+    exact = torch.autograd.grad(cross_entropy(net(x), y), [net[2].weight])[0].flatten()
+
+    def miss(matrices):
+        h = net[:4](x)
+        matrix = matrices["4 (6, 7)"]
+        back = torch.tanh(net[:6](x) @ matrix[:, :-1].t() + matrix[:, -1])
+        return ((back - h).norm() / h.norm()).item()
+
+    misses = []
+    with TargetPropagation(sigma=0.05, rate=1.0).attach(net, [""]) as handle:
+        for _ in range(300):
+            optimizer.zero_grad()
+            cross_entropy(net(x), y).backward()
+            optimizer.step()
+            misses.append(miss(drawn(handle)))
+        alike = torch.cosine_similarity(net[2].weight.grad.flatten(), exact, dim=0)
+    assert misses[-1] < 0.3 * misses[0]
+    assert alike > 0
+
+
+@pytest.mark.parametrize("pool", [nn.AvgPool2d, nn.MaxPool2d])
+def test_target_propagation_keeps_the_random_state_with_dropout_and_convolutions(pool):
+    net, x = nn.Sequential(nn.Linear(8, 8), convolutions(pool)), torch.randn(4, 2, 8, 8)
+    with TargetPropagation().attach(net, ["1"]) as handle:
+        out = net(x)
+        state = torch.get_rng_state()
+        out.sum().backward()
+        assert torch.equal(torch.get_rng_state(), state)
+        # Behind the stem the input of the chain has an inverse, too.
+        assert {key.partition(" ")[0] for key in drawn(handle, "1") if "(" in key} == {"1.0", "1.3", "1.8"}
+    assert all(p.grad.isfinite().all() for p in net.parameters())
+
+
+@pytest.mark.slow
+def test_mezo_is_unbiased():
+    """Over 4,000 directions the bias is below three standard errors."""
+    net, x, y = dense(4, 5, 3, bend=nn.Tanh), torch.randn(7, 4), torch.randint(3, (7,))
+    exact = torch.autograd.grad(cross_entropy(net(x), y), list(net.parameters()))
+    means = []
+    for seed in range(8):
+        found, *_ = gradients_of(net, x, y, MeZO(samples=500, seed=seed, epsilon=1e-4))
+        means.append(torch.cat([g.flatten() for g in found.values()]))
+    samples, truth = torch.stack(means), torch.cat([g.flatten() for g in exact])
+    error = (samples.mean(0) - truth) / (samples.std(0) / 8**0.5)
+    assert error.pow(2).mean().sqrt() < 3
+    assert (samples.mean(0) - truth).norm() < 0.2 * truth.norm()
+
+
+def test_mezo_estimates_the_slope_of_the_loss_itself_and_leaves_the_weights():
+    net, x, y = dense(4, 5, 3, bend=nn.Tanh), torch.randn(7, 4), torch.randint(3, (7,))
+    before = copy.deepcopy(net.state_dict())
+    versions = [p._version for p in net.parameters()]
+    found, *_ = gradients_of(net, x, y, MeZO(epsilon=0.1))
+    assert all(torch.equal(before[name], p) for name, p in net.state_dict().items())
+    assert versions == [p._version for p in net.parameters()]
+    z = [g / found["0.bias"][0] for g in found.values()]  # z up to a factor, as all are slope · z.
+    moved = copy.deepcopy(net)
+
+    def at(length):
+        with torch.no_grad():
+            for p, own, d in zip(moved.parameters(), net.parameters(), z, strict=True):
+                p.copy_(own + length * d)
+            return cross_entropy(moved(x), y)
+
+    # The engine's direction is c · z, and its estimate slope(c · z) · c · z. The seed is that of the first pass.
+    generator = torch.Generator().manual_seed(zlib.crc32(b"0  0 1"))
+    first = [torch.randn(p.shape, generator=generator) for p in net.parameters()]
+    slope = (at(0.1 * first[1][0]) - at(-0.1 * first[1][0])) / 0.2
+    for g, d in zip(found.values(), first, strict=True):
+        torch.testing.assert_close(g, slope * d, rtol=1e-8, atol=1e-8)
+
+
+def test_mezo_trains_every_kind_of_chain_and_gives_the_rest_exact_gradients():
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.stem, self.rnn, self.head = nn.Linear(3, 4), nn.GRU(4, 5, 2), nn.Linear(5, 2)
+
+        def forward(self, x):
+            return self.head(self.rnn(self.stem(x))[0])
+
+    net, x = Net(), torch.randn(6, 4, 3)
+
+    def loss():
+        return net(x).pow(2).mean()
+
+    loss().backward()
+    exact = {name: p.grad.clone() for name, p in net.named_parameters()}
+    net.zero_grad()
+    with MeZO(samples=200, epsilon=1e-4).attach(net) as handle, handle.lesson(loss=loss):
+        loss().backward()
+    found = {name: p.grad for name, p in net.named_parameters()}
+    outside = [name for name in exact if not name.startswith("rnn")]
+    assert_equal_gradients({n: found[n] for n in outside}, {n: exact[n] for n in outside})
+    one, two = (torch.cat([g[n].flatten() for n in exact if n not in outside]) for g in (found, exact))
+    assert torch.cosine_similarity(one, two, dim=0) > 0.5
+
+
+def test_mezo_refuses_computed_weights():
+    net = dense(4, 5, 3)
+    nn.utils.parametrizations.weight_norm(net[0])
+    with pytest.raises(ChainError, match=r"0 has a parametrization"):
+        MeZO().attach(nn.Sequential(net, net[1]), [""])
+
+
+def test_a_weight_mirror_follows_its_rule():
+    """Akrout et al. 2019: B decays and gets the mean of y xᵀ over noise x that the layer maps to y."""
+    net, x = dense(8, 6, 3, bend=nn.Tanh), torch.randn(5, 8)
+    engine = FA(feedback="mirror", decay=0.1, seed=2)
+    optimizer = torch.optim.SGD(net.parameters(), 0.0)
+    with engine.attach(net) as handle:
+        net(x).sum().backward()
+        before = handle.chains[""].feedback_weights()["2"]
+        optimizer.step()
+        after = handle.chains[""].feedback_weights()["2"]
+        noise = torch.randn(6, 64, generator=engine.generator("2, step 1"))
+        mean = torch.stack([torch.outer(net[2].weight @ sample, sample) for sample in noise.t()]).mean(0)
+        torch.testing.assert_close(after, 0.9 * before + 0.1 * mean)
+        for _ in range(150):
+            optimizer.step()
+        mirrored = handle.chains[""].feedback_weights()["2"]
+    alike = torch.cosine_similarity(mirrored.flatten(), net[2].weight.flatten(), dim=0)
+    assert alike > 0.95
+    assert abs(mirrored.norm() / net[2].weight.norm() - 1) < 0.15
+
+
+def test_a_mirror_is_kept_in_checkpoints_and_is_for_convolutions_too():
+    net, x = nn.Sequential(nn.Conv2d(2, 4, 3), nn.ReLU(), nn.ConvTranspose2d(4, 2, 3)), torch.randn(3, 2, 6, 6)
+    optimizer = torch.optim.SGD(net.parameters(), 0.0)
+    with gradfree.create_engine("fa", feedback="mirror", decay=0.2).attach(net) as handle:
+        net(x).sum().backward()
+        for _ in range(200):
+            optimizer.step()
+        b = handle.chains[""].feedback_weights()["2"]
+        kept = copy.deepcopy(handle.state_dict())
+    assert torch.cosine_similarity(b.flatten(), net[2].weight.flatten(), dim=0) > 0.9
+    with gradfree.create_engine("fa", feedback="mirror", decay=0.2).attach(net) as handle:
+        handle.load_state_dict(kept)
+        assert torch.equal(handle.chains[""].feedback_weights()["2"], b)
