@@ -1,0 +1,14 @@
+"""The suite of recurrences that users write themselves."""
+
+from __future__ import annotations
+
+from gradfree.benchmarks.tables.experiment import Suite
+from gradfree.benchmarks.timing.cells import Sequences, cells
+from gradfree.benchmarks.timing.timed import Timings
+
+_SIZES = (
+    *((1, 1024, 64), (4, 1024, 64), (1, 4096, 64), (8, 4096, 64)),
+    *((1, 2048, 256), (16, 512, 128), (32, 368, 64), (1, 16384, 64)),
+)
+
+CELLS: Suite = (Timings(cells, tuple(Sequences(*size) for size in _SIZES), (), 1, "recurrences of one's own"),)

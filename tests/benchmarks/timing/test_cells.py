@@ -1,0 +1,31 @@
+"""The passes of the suite of cells compute one thing in different ways."""
+
+import numpy as np
+import pytest
+import torch
+
+from gradfree.benchmarks.timing.cells import CellPass, JaxPass, Sequences, cells
+from gradfree.benchmarks.timing.timed import Timing
+from gradfree.scans.scan import scan
+
+CASE = Timing(timed=cells, item=Sequences(2, 200, 8), device="cpu", seed=0)
+
+
+def gradients(of):
+    of()
+    return [weight.grad for weight in of.cell.parameters()]
+
+
+def test_scan_has_the_gradients_of_the_loop():
+    for own, loops in zip(gradients(CellPass(CASE, scan, before=9)), gradients(CellPass(CASE)), strict=True):
+        torch.testing.assert_close(own, loops, rtol=1e-4, atol=1e-6)
+
+
+def test_jax_has_the_gradients_of_the_loop():
+    pytest.importorskip("jax")
+    of = JaxPass(CASE)
+    _, found = of.gradients(*of.arguments)
+    loop = CellPass(CASE)
+    gradients(loop)
+    for name, weight in loop.cell.named_parameters():
+        np.testing.assert_allclose(found[name], weight.grad.numpy(), rtol=1e-4, atol=1e-6)
