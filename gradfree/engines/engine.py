@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import Any, ClassVar, Literal
@@ -37,6 +38,18 @@ _RENAMED = {
     "as_exact_as": "exact_ones",
     "judge": "problems_with",
 }
+
+
+NOTHING_ATTACHED = "nothing is attached, autograd computes all gradients: "
+"""Begins the note of an engine that leaves a whole model to autograd."""
+
+
+@contextmanager
+def named_baseline() -> Iterator[None]:
+    """Context in which ``backprop``, the exact baseline of a comparison, does not warn that it attaches nothing."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", f"Backprop: {NOTHING_ATTACHED}")
+        yield
 
 
 @dataclass(frozen=True, kw_only=True)
