@@ -171,7 +171,7 @@ class Engine(Solver):
         notes = [note for site in report.chains.values() for note in self.notes_about(site)]
         report = replace(report, problems=[*report.problems, *problems], notes=[*report.notes, *notes])
         if not report.ok and not report.chains:
-            return replace(report, notes=[*report.notes, *alternatives(model, chains, self.kinds)])
+            return replace(report, notes=[*report.notes, *alternatives(model, chains)])
         if batch is None or not report.ok or not report.chains:
             return report
         return dry_run(partial(self.attach, model, chains, residual=residual), model, batch, report.notes)
