@@ -11,7 +11,7 @@ from torch import nn
 from gradfree.chains.chain import Chain, ChainGradients
 from gradfree.chains.report import Report, path_name
 from gradfree.engines.discovery import Chains, validate
-from gradfree.engines.engine import Engine
+from gradfree.engines.engine import NOTHING_ATTACHED, Engine
 from gradfree.engines.rank_segment import Neighbors, rank_gradients
 from gradfree.loops.compiled import run_compiled
 from gradfree.loops.recurrence import Loop, LoopMemory, Runner
@@ -24,8 +24,8 @@ class Backprop(Engine):
 
     Args:
         plain: which chains are left to autograd. ``None``: chains in depth, since autograd is fastest there; the engine
-            is attached to recurrent layers only, and warns if there are none. ``True``: all chains; the model trains
-            as without gradfree. ``False``: none; chains in depth are solved link by link.
+            is attached to recurrent layers only, and a note says so if there are none. ``True``: all chains; the model
+            trains as without gradfree. ``False``: none; chains in depth are solved link by link.
     """
 
     plain: bool | None = None
@@ -88,7 +88,7 @@ class Backprop(Engine):
             return report
         depth = ", ".join(map(path_name, validate(model, chains, left).chains))
         why = f"plain=False takes {depth}, too" if depth else "the model has no recurrent layer"
-        return replace(report, notes=[f"nothing is attached, autograd computes all gradients: {why}."])
+        return replace(report, notes=[f"{NOTHING_ATTACHED}{why}."])
 
 
 def run_plain(loop: Loop, memory: LoopMemory, scratch: nn.Module | None) -> tuple[Any, Any]:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from math import isnan, nan
 from typing import Any
 
 import torch
@@ -31,14 +32,18 @@ class Agreement:
     g = g* / temperature, with a cosine of 1 and a norm ratio of 1/temperature.
 
     Attributes:
-        cosine: g · g* / (‖g‖ ‖g*‖); NaN if one of them is zero.
-        norm_ratio: ‖g‖ / ‖g*‖; NaN or inf if g* is zero.
-        relative_error: ‖g - g*‖ / ‖g*‖; NaN or inf if g* is zero.
+        cosine: g · g* / (‖g‖ ‖g*‖); NaN if one of them is zero. With several samples, their mean.
+        norm_ratio: ‖g‖ / ‖g*‖; NaN or inf if g* is zero. With several samples, their mean.
+        relative_error: ‖g - g*‖ / ‖g*‖; NaN or inf if g* is zero. With several samples, the root of the mean square.
+        bias: ‖E g - g*‖ / ‖g*‖, estimated from several samples, without the share of their spread; NaN for one.
+        spread: the standard deviation of g, √(E ‖g - E g‖²) / ‖g*‖, estimated from several samples; NaN for one.
     """
 
     cosine: float
     norm_ratio: float
     relative_error: float
+    bias: float = nan
+    spread: float = nan
 
 
 @dataclass(frozen=True)
@@ -64,9 +69,12 @@ class Fidelity:
 
     def __str__(self) -> str:
         width = max(map(len, [*self.parameters, "parameter"]))
-        rows = [f"{'parameter':{width}}   cosine  norm ratio  relative error"]
+        sampled = not isnan(self.total.spread)
+        more = "       bias     spread" if sampled else ""
+        rows = [f"{'parameter':{width}}   cosine  norm ratio  relative error{more}"]
         for name, a in [*self.parameters.items(), ("the chains", self.chains), ("all", self.total)]:
-            rows.append(f"{name:{width}}  {a.cosine:7.4f}  {a.norm_ratio:10.4f}  {a.relative_error:14.3e}")
+            more = f"  {a.bias:9.3e}  {a.spread:9.3e}" if sampled else ""
+            rows.append(f"{name:{width}}  {a.cosine:7.4f}  {a.norm_ratio:10.4f}  {a.relative_error:14.3e}{more}")
         return "\n".join(rows)
 
 
@@ -76,6 +84,8 @@ def gradient_fidelity(
     loss_fn: Callable[..., Tensor],
     batch: Sequence[Any] | Mapping[str, Any],
     chains: Chains | None = None,
+    *,
+    samples: int = 1,
 ) -> Fidelity:
     """Compare the engine's gradients with those of exact backpropagation; the model does not change.
 
@@ -90,11 +100,13 @@ def gradient_fidelity(
         loss_fn: called as ``loss_fn(model(*inputs), target)``, or as ``loss_fn(model(**batch))``; returns a scalar.
         batch: ``(*inputs, target)``, or a mapping of the model's keyword arguments.
         chains: as in :meth:`gradfree.Engine.attach`.
+        samples: the number of passes with the engine. Engines that draw random numbers (``forward_gradient``) draw the
+            same ones in the first pass of each call. More samples show their bias and spread: see :class:`Agreement`.
 
     Raises:
         ChainError: the engine cannot be attached, the pass is not supported or bypasses the engine, or FSDP has
             sharded the model.
-        ValueError: the model has no trainable parameter, or the batch no target.
+        ValueError: the model has no trainable parameter, the batch no target, or ``samples`` is not positive.
         TypeError: an argument is of the wrong type, such as a tensor as ``batch``; or the loss is not a scalar.
     """
     if not isinstance(engine, Engine):
@@ -103,6 +115,10 @@ def gradient_fidelity(
         raise TypeError(f"model must be an nn.Module, not {_kind(model)}.")
     if not callable(loss_fn):
         raise TypeError(f"loss_fn must be a function of outputs and target, not {loss_fn!r}.")
+    if isinstance(samples, bool) or not isinstance(samples, int):
+        raise TypeError(f"samples must be an integer, not {samples!r}.")
+    if samples < 1:
+        raise ValueError(f"samples must be at least 1, not {samples}.")
     trained = _trained(model)
     loss_of = _loss_of(model, loss_fn, batch)
 
@@ -115,7 +131,7 @@ def gradient_fidelity(
 
     targets = None if isinstance(batch, Mapping) else batch[-1]
     with engine.attach(model, chains) as handle, handle.lesson(targets, loss_of):
-        return _compare(trained, handle, gradients)
+        return _compare(trained, handle, gradients, samples)
 
 
 def loss_fidelity(loss: Tensor, model: nn.Module, handle: Handle) -> Fidelity:
@@ -195,47 +211,69 @@ def _trained(model: nn.Module) -> dict[str, Tensor]:
 
 
 def _compare(
-    trained: Mapping[str, Tensor], handle: Handle, gradients: Callable[[], Sequence[Tensor | None]]
+    trained: Mapping[str, Tensor], handle: Handle, gradients: Callable[[], Sequence[Tensor | None]], samples: int = 1
 ) -> Fidelity:
     """Compute the ``gradients`` of the parameters ``trained`` with the engine and exactly, and compare them."""
-    deltas: dict[str, Tensor] = {}
+    deltas: list[dict[str, Tensor]] = [{} for _ in range(samples)]
     exact_deltas: dict[str, Tensor] = {}
-    with handle.setting(deltas=deltas, differences=None):
-        approximate = gradients()
-    _refuse_bypassed(handle, trained, approximate)
+    approximate = []
+    for own in deltas:
+        with handle.setting(deltas=own, differences=None):
+            approximate.append(gradients())
+    _refuse_bypassed(handle, trained, approximate[0])
     with handle.setting(deltas=exact_deltas, use_exact=True):
         exact = gradients()
     sites = handle.chains.values()
     inside = {id(p) for site in sites for block in site.blocks.values() for p in block.parameters()}
-    pairs = {
-        name: (torch.zeros_like(e) if a is None else a, e)
-        for name, a, e in zip(trained, approximate, exact, strict=True)
+    pairs: dict[str, _Pair] = {
+        name: ([torch.zeros_like(e) if a is None else a for a in drawn], e)
+        for name, e, *drawn in zip(trained, exact, *approximate, strict=True)
         if e is not None
     }
-    layers: dict[str, list[tuple[Tensor, Tensor]]] = {}
+    layers: dict[str, list[_Pair]] = {}
     for name, pair in pairs.items():
         layers.setdefault(name.rpartition(".")[0], []).append(pair)
+    states = {path: e for path, e in [*exact_deltas.items()][::-1] if all(path in own for own in deltas)}
     return Fidelity(
         total=_agreement(pairs.values()),
         chains=_agreement([pair for name, pair in pairs.items() if id(trained[name]) in inside]),
         layers={path: _agreement(of_layer) for path, of_layer in layers.items()},
         parameters={name: _agreement([pair]) for name, pair in pairs.items()},
-        states={path: _agreement([(deltas[path], e)]) for path, e in [*exact_deltas.items()][::-1] if path in deltas},
+        states={path: _agreement([([own[path] for own in deltas], e)]) for path, e in states.items()},
         feedback={
-            path: _agreement([(matrix, weight_of(site.blocks[path]))]).cosine
+            path: _agreement([([matrix], weight_of(site.blocks[path]))]).cosine
             for site in sites
             for path, matrix in site.feedback_weights().items()
         },
     )
 
 
-def _agreement(pairs: Collection[tuple[Tensor, Tensor]]) -> Agreement:
+_Pair = tuple[Sequence[Tensor], Tensor]
+"""The engine's gradients, one for each sample, and the exact one."""
+
+
+def _agreement(pairs: Collection[_Pair]) -> Agreement:
     """Compare (g, g*) pairs, taken together as one vector each."""
-    g, exact = (torch.cat([_vector(pair[i]) for pair in pairs] or [torch.zeros(0)]) for i in (0, 1))
+    exact = _joined(e for _, e in pairs)
+    drawn = [_joined(own) for own in zip(*(samples for samples, _ in pairs), strict=True)] or [exact]
     # Not by @ and norm(), whose rounding in float32 is up to 1e-5.
-    product, *squares = ((a * b).sum() for a, b in ((g, exact), (g, g), (exact, exact), (g - exact, g - exact)))
-    norm, exact_norm, error = (square.sqrt() for square in squares)
-    return Agreement((product / (norm * exact_norm)).item(), (norm / exact_norm).item(), (error / exact_norm).item())
+    size = exact.square().sum()
+    squares = torch.stack([g.square().sum() for g in drawn])
+    cosines = torch.stack([(g * exact).sum() for g in drawn]) / (squares * size).sqrt()
+    errors = torch.stack([(g - exact).square().sum() for g in drawn]) / size
+    ratios = squares.sqrt() / size.sqrt()
+    found = cosines.mean().item(), ratios.mean().item(), errors.mean().sqrt().item()
+    count = len(drawn)
+    if count == 1:
+        return Agreement(*found)
+    mean = torch.stack(drawn).mean(0)
+    variance = torch.stack([(g - mean).square().sum() for g in drawn]).sum() / (count - 1) / size
+    bias = ((mean - exact).square().sum() / size - variance / count).clamp(min=0)
+    return Agreement(*found, bias.sqrt().item(), variance.sqrt().item())
+
+
+def _joined(gradients: Iterable[Tensor]) -> Tensor:
+    return torch.cat([*map(_vector, gradients)] or [torch.zeros(0)])
 
 
 def _vector(grad: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ from torch.optim import Optimizer
 
 from gradfree.choosing.watching import GradientWatch
 from gradfree.engines.discovery import Chains
-from gradfree.engines.engine import Engine
+from gradfree.engines.engine import Engine, named_baseline
 from gradfree.registry import resolve_engine
 from gradfree.wording import one
 
@@ -70,7 +70,8 @@ class EngineOptimizer(Optimizer):
         # Optimizer.__init__ is not called: it would build separate groups.
         self.optimizer = optimizer
         self.engine = resolve_engine(engine, options)
-        self.handle = self.engine.attach(model, chains, batched=batched, residual=residual)
+        with named_baseline():
+            self.handle = self.engine.attach(model, chains, batched=batched, residual=residual)
         self.gradient_watch = watch
         if watch is not None:
             watch.start(self.handle)

@@ -16,6 +16,7 @@ from filelock import FileLock, Timeout
 from gradfree.benchmarks.records.case import Case
 from gradfree.benchmarks.records.environment import environment
 from gradfree.cli import UsageError
+from gradfree.engines.engine import named_baseline
 from gradfree.wording import plain
 
 SCHEMA = 1
@@ -44,7 +45,8 @@ class Record(_Finished, total=False):
 def attempt(case: Case) -> Record:
     """Run ``case`` and return its record; if it raises, the record has the traceback."""
     try:
-        results = case.run()
+        with named_baseline():
+            results = case.run()
     except Exception:
         return failure(case, traceback.format_exc().strip())
     return record_of(case.id, case.kind, case.config, [case.seed], results, case.device)

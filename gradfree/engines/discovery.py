@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from gradfree.chains.kinds import known_kinds
 from gradfree.chains.refusals import attached
 from gradfree.chains.report import Report, path_name
 from gradfree.chains.site import Site
+from gradfree.entries import ENGINES, lookup
 from gradfree.time.cell_layer import ElementwiseCell, or_torchs_layer
 from gradfree.wording import did_you_mean
 
@@ -19,8 +19,8 @@ Kinds = Sequence[type[Site]]
 Chains = Sequence[str | Sequence[str]]
 """Module paths of chains; a list of paths in place of a path is the chain of these modules, in this order."""
 
-ALTERNATIVES = ("backprop", "fixed_point", "truncated")
-"""Engines that no chain of the conformance suite fails with, but those of single layers."""
+BEST_FIRST = ("shooting", "newton", "highway_bp", "fixed_point", "truncated", "dsf", "deeppcr", "backprop")
+"""Engines for any blocks and recurrent layers that a refusal proposes if they accept the model, by their worth."""
 
 
 def validate(model: nn.Module, chains: Chains | None, kinds: Kinds, left: Kinds = ()) -> Report:
@@ -61,19 +61,24 @@ def validate(model: nn.Module, chains: Chains | None, kinds: Kinds, left: Kinds 
     return Report(sites, problems)
 
 
-def alternatives(model: nn.Module, chains: Chains | None, kinds: Kinds) -> Iterator[str]:
-    """Yield notes about engines for those chains of ``model`` that are not of ``kinds``.
+def alternatives(model: nn.Module, chains: Chains | None) -> Iterator[str]:
+    """Yield notes about engines that accept ``model``, best first, by the chains that they take.
 
     Args:
         model: any module.
         chains: as in :meth:`gradfree.Engine.validate`.
-        kinds: the kinds that the refused engine solves.
     """
-    others = [kind for kind in known_kinds() if not kind.of_layers and kind not in kinds]
-    found = validate(model, chains, others) if others else Report()
-    if found.ok and found.chains:
-        *first, last = map(repr, ALTERNATIVES)
-        yield f"for {', '.join(map(repr, found.chains))} there are the engines {', '.join(first)} and {last}."
+    accepting: dict[tuple[str, ...], list[str]] = {}
+    for name in BEST_FIRST:
+        engine = lookup(ENGINES, name, {})()
+        report = engine.find(model, chains)
+        sites = report.chains.values()
+        if report.ok and sites and not any(problem for site in sites for problem in engine.problems_with(site)):
+            accepting.setdefault(tuple(report.chains), []).append(name)
+    for paths, names in accepting.items():
+        *first, last = map(repr, names)
+        there = f"there are the engines {', '.join(first)} and {last}" if first else f"there is the engine {last}"
+        yield f"for {', '.join(map(path_name, paths))} {there}."
 
 
 def _names_modules(chains: Any) -> bool:

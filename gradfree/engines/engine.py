@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import Any, ClassVar, Literal
@@ -37,6 +38,18 @@ _RENAMED = {
     "as_exact_as": "exact_ones",
     "judge": "problems_with",
 }
+
+
+NOTHING_ATTACHED = "nothing is attached, autograd computes all gradients: "
+"""Begins the note of an engine that leaves a whole model to autograd."""
+
+
+@contextmanager
+def named_baseline() -> Iterator[None]:
+    """Context in which ``backprop``, the exact baseline of a comparison, does not warn that it attaches nothing."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", f"Backprop: {NOTHING_ATTACHED}")
+        yield
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -158,7 +171,7 @@ class Engine(Solver):
         notes = [note for site in report.chains.values() for note in self.notes_about(site)]
         report = replace(report, problems=[*report.problems, *problems], notes=[*report.notes, *notes])
         if not report.ok and not report.chains:
-            return replace(report, notes=[*report.notes, *alternatives(model, chains, self.kinds)])
+            return replace(report, notes=[*report.notes, *alternatives(model, chains)])
         if batch is None or not report.ok or not report.chains:
             return report
         return dry_run(partial(self.attach, model, chains, residual=residual), model, batch, report.notes)

@@ -12,7 +12,7 @@ from transformers.trainer_callback import ExportableState
 
 from gradfree.chains.handle import Handle
 from gradfree.engines.discovery import Chains
-from gradfree.engines.engine import Engine
+from gradfree.engines.engine import Engine, named_baseline
 from gradfree.registry import resolve_engine
 
 
@@ -54,7 +54,8 @@ class EngineCallback(TrainerCallback, ExportableState):
             ChainError: the engine cannot be attached.
         """
         self.handle.detach()
-        self.handle = self.engine.attach(model, self.chains, residual=self.residual)
+        with named_baseline():
+            self.handle = self.engine.attach(model, self.chains, residual=self.residual)
         # A checkpoint from a training without the engine has no entry, which the Trainer needs to save the next one.
         saved = state.stateful_callbacks.setdefault(type(self).__name__, self.state())
         self._load(saved if isinstance(saved, list) else [saved])

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from gradfree.chains.handle import Handle
 from gradfree.chains.lesson import Lesson
 from gradfree.engines.discovery import Chains
-from gradfree.engines.engine import Engine
+from gradfree.engines.engine import Engine, named_baseline
 from gradfree.registry import engine_class, list_engines, resolve_engine
 
 if TYPE_CHECKING:
@@ -91,9 +91,10 @@ class EngineMixin:
         """Attach the engine in a ``fit``, and set up as usual."""
         if trainer.state.fn == "fit":
             before = self.handle
-            self.handle = self.engine.attach(
-                trainer.lightning_module, self.chains, batched=self.batched, residual=self.residual
-            )
+            with named_baseline():
+                self.handle = self.engine.attach(
+                    trainer.lightning_module, self.chains, batched=self.batched, residual=self.residual
+                )
             if self._restored is None and before.blocks == self.handle.blocks:
                 # Another fit of the same model continues with the engine's state of the last one.
                 self._restored = before.state_dict()

@@ -1,5 +1,7 @@
 """Unsupported chains are refused before attaching, with the module path and the remedy."""
 
+import re
+
 import pytest
 import torch
 from oracles import assert_unchanged, snapshot
@@ -75,9 +77,39 @@ def test_a_scripted_model_is_refused():
     assert "the model is scripted" in str(HIGHWAY.validate(scripted))
 
 
-def test_an_engine_without_a_chain_in_the_model_names_engines_that_have_one():
-    report = gradfree.create_engine("foton").validate(plain_model())
-    assert report.notes == ["for 'blocks' there are the engines 'backprop', 'fixed_point' and 'truncated'."]
+PROPOSED = {
+    "blocks": (plain_model, ["highway_bp", "fixed_point", "truncated", "dsf", "deeppcr"]),
+    "a gate": (
+        lambda: nn.GRU(6, 6),
+        ["shooting", "newton", "highway_bp", "fixed_point", "truncated", "dsf", "deeppcr", "backprop"],
+    ),
+    "no gate": (
+        lambda: nn.RNN(6, 6),
+        ["shooting", "newton", "fixed_point", "truncated", "dsf", "deeppcr", "backprop"],
+    ),
+    "nothing": (lambda: nn.Linear(6, 6), []),
+}
+
+
+@pytest.mark.parametrize("kind", PROPOSED)
+def test_a_refusal_proposes_engines_that_accept_the_model_best_first(kind):
+    make, expected = PROPOSED[kind]
+    with pytest.raises(ChainError) as error:
+        gradfree.create_engine("foton").attach(make())
+    proposals = [line for line in str(error.value).splitlines() if "there are the engines" in line]
+    assert re.findall(r"'([a-z]\w+)'", "".join(proposals).partition("engines")[2]) == expected
+    for name in expected:
+        model, x = make(), torch.randn(5, 6)
+        with gradfree.create_engine(name).attach(model):
+            out = model(x)
+            (out[0] if isinstance(out, tuple) else out).sum().backward()
+
+
+def test_proposals_say_which_chains_an_engine_takes():
+    model = nn.ModuleDict({"net": plain_model(), "rnn": nn.LSTM(3, 4)})
+    of_rnn, of_both = gradfree.create_engine("foton").validate(model).notes
+    assert of_rnn == "for 'rnn' there are the engines 'shooting', 'newton' and 'backprop'."
+    assert of_both.startswith("for 'net.blocks', 'rnn' there are the engines 'highway_bp', ")
 
 
 @pytest.mark.parametrize("model", [None, "model", nn.Linear])

@@ -14,7 +14,7 @@ HIGHWAY = gradfree.create_engine("highway_bp")
 @pytest.mark.parametrize(
     ("name", "options", "error", "message"),
     [
-        ("highway", {}, ValueError, "no engine is called 'highway'; there are: auto, backprop, deeppcr, dfa, dsf, "),
+        ("highway", {}, ValueError, "no engine is called 'highway'; there are: auto, backprop, deeppcr, dfa, "),
         ("highway_bp", {"iteration": 2}, TypeError, "no option 'iteration'; its options are: iterations, tolerance, "),
         ("Highway-BP", {}, ValueError, "Did you mean 'highway_bp'?"),
         (None, {}, TypeError, "the name of an engine must be a str, one of auto, backprop, deeppcr, "),

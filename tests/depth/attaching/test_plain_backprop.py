@@ -1,8 +1,10 @@
 """Backprop leaves chains in depth to autograd, and reports that."""
 
+import warnings
 from contextlib import nullcontext
 
 import pytest
+import torch
 from torch import nn
 
 import gradfree
@@ -31,6 +33,17 @@ def test_backprop_leaves_chains_in_depth_to_autograd(plain, chains):
         assert not handle.chains
     for other in (nn.Linear(3, 3), nn.ModuleList([plain_model(), plain_model()])):
         engine.attach(other).detach()
+
+
+def test_a_baseline_that_is_named_does_not_warn_that_it_attaches_nothing():
+    """As in Trainer(strategy="backprop"), over models of all kinds; the report says it."""
+    model = plain_model()
+    assert "nothing is attached" in str(gradfree.create_engine("backprop").validate(model))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        gradfree.EngineOptimizer(torch.optim.SGD(model.parameters(), 0.1), model, "backprop").detach()
+    with pytest.warns(UserWarning, match="Auto: nothing is attached"):
+        gradfree.EngineOptimizer(torch.optim.SGD(model.parameters(), 0.1), model, "auto").detach()
 
 
 @pytest.mark.parametrize("make", [plain_model, lambda: nn.GRU(3, 4), lambda: gradfree.CellLayer(nn.GRUCell(3, 4))])
