@@ -26,9 +26,9 @@ from gradfree.devices.packed_costs import Layout, packed_layout
 from gradfree.errors import ATTACHED, ChainError
 from gradfree.time.forward import LayerCall, SingleStepWarning, run, run_kernel
 from gradfree.time.fused_layer import FusedLayer, LayerFunction, chain_paths
+from gradfree.time.layer_input import LayerInput, well_formed
 from gradfree.time.packing import Packing
 from gradfree.time.runs import Run, run_backwards, run_forwards
-from gradfree.time.sequences import Sequences, well_formed
 from gradfree.torchside.guards import refuse_transforms
 from gradfree.torchside.hooks import when_backward
 from gradfree.torchside.private import is_traced, other_pass, transforms_active, uncompiled
@@ -139,7 +139,7 @@ class RecurrentRecorder:
         refuse_transforms(at.path or "the layer")
         if not well_formed(input, hx):
             return self._run_torch(input, hx)  # Raises torch's own error.
-        given = Sequences(self.module, input)
+        given = LayerInput(self.module, input)
         if trains:
             self._has_recorded = True
             self.single_steps.count(given.length)
@@ -191,7 +191,7 @@ class RecurrentRecorder:
             return False
         return bool(input.shape[int(self.module.batch_first and input.dim() == 3)] >= SHORTEST_EVALUATED)
 
-    def _layout(self, given: Sequences) -> Layout:
+    def _layout(self, given: LayerInput) -> Layout:
         at, module = self.attachment, self.module
         if not given.ragged:
             return "batch"

@@ -21,6 +21,7 @@ import gradfree.lightning
 
 STEPS = 5
 OPTIONS = {
+    "dsf": {"feedback": "linspace"},
     "foton": {"orthogonalize_every": 2},
     "highway_bp": {"iterations": 1},
 }

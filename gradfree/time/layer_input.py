@@ -14,7 +14,7 @@ from gradfree.time.runs import Run, runs_of
 
 
 @dataclass(frozen=True)
-class Sequences:
+class LayerInput:
     """The input of a recurrent module.
 
     Attributes:
