@@ -166,7 +166,7 @@ def row(client: str, case: Case, span: str, turns: Mapping[bool, Sequence[Turn]]
 
 def digits(a: Sequence[float], b: Sequence[float]) -> int:
     """Return the number of digits to which all losses agree."""
-    difference = max(abs(x - y) / abs(x) for x, y in zip(a, b, strict=True))
+    difference = max(abs(x - y) / max(abs(x), abs(y)) if x != y else 0.0 for x, y in zip(a, b, strict=True))
     return min(MOST_DIGITS, floor(-log10(difference))) if difference else MOST_DIGITS
 
 
