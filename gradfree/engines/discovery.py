@@ -70,7 +70,10 @@ def alternatives(model: nn.Module, chains: Chains | None) -> Iterator[str]:
     """
     accepting: dict[tuple[str, ...], list[str]] = {}
     for name in BEST_FIRST:
-        engine = lookup(ENGINES, name, {})()
+        try:
+            engine = lookup(ENGINES, name, {})()
+        except ValueError:  # Another package has an engine of this name.
+            continue
         report = engine.find(model, chains)
         sites = report.chains.values()
         if report.ok and sites and not any(problem for site in sites for problem in engine.problems_with(site)):
