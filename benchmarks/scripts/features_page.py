@@ -17,6 +17,7 @@ from pathlib import Path
 
 import frameworks.features  # noqa: F401, registers more of them
 
+from gradfree.algorithms.dsf import DSF
 from gradfree.engines.engine import Engine
 from gradfree.registry import create_engine, list_engines
 from gradfree.testing.cases.cases import CASES, FAMILIES, STANDING_FOR, ModelCase
@@ -28,12 +29,21 @@ CHAINS = "Chains"
 
 _INTRODUCTION = """# What works with which engine
 
-Each row was tried with each engine above its table, at default options. It works, unless the engine stands in the
-second column: that engine raises `ChainError`, [with these messages](#why-refused). *Works* means: the result is that
-of the same engine without the feature. [What the rows mean](#what-the-rows-mean).
+Each row was tried with each engine above its table, at default options (`dsf` with `feedback="linspace"`: the mean of a
+gate changes from pass to pass). It works, unless the engine stands in the second column: that engine raises
+`ChainError`, [with these messages](#why-refused). *Works* means: the result is that of the same engine without the
+feature. [What the rows mean](#what-the-rows-mean).
 
 Made by `python benchmarks/scripts/features_page.py --out docs/reference/support.md`.
 """
+
+
+def default_engines() -> dict[str, Engine]:
+    """Return every installed engine by name, at default options.
+
+    `dsf` with the paper's ramp: the running mean of a gate is another in each pass, and so are its gradients.
+    """
+    return {name: create_engine(name) for name in list_engines()} | {"dsf": DSF(feedback="linspace")}
 
 
 class Unclear(Exception):
@@ -158,4 +168,4 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, required=True, help="file to write the page to")
     path = parser.parse_args().out
-    path.write_text(markdown(make_tables({name: create_engine(name) for name in list_engines()}, _say)), "utf-8")
+    path.write_text(markdown(make_tables(default_engines(), _say)), "utf-8")

@@ -6,7 +6,7 @@ from functools import cache
 
 import pytest
 import torch
-from features_page import CHAINS, markdown, shown
+from features_page import CHAINS, default_engines, markdown, shown
 from pairwise import cover
 from places import DOCS
 
@@ -16,7 +16,7 @@ from gradfree.testing import FEATURES, EngineConformance
 from gradfree.testing.cases.cases import CASES, RECURRENT, RESIDUAL, STANDING_FOR
 
 PAGE = (DOCS / "reference/support.md").read_text(encoding="utf-8")
-ENGINES = {name: gradfree.create_engine(name) for name in gradfree.list_engines()}
+ENGINES = default_engines()
 BASIC = "forward and backward pass"
 
 
