@@ -10,9 +10,12 @@ from typing import Any
 from gradfree.chains.chain import ChainGradients
 from gradfree.convergence.passes import left_to_torch
 from gradfree.engines.to_tolerance import ToleranceEngine
+from gradfree.loops.recurrence import Runner
 from gradfree.newton.iteration import NewtonOptions
 from gradfree.newton.newton_backward import newton_gradients
 from gradfree.newton.newton_forward import newton_forward
+from gradfree.scans.rules import LoopRule
+from gradfree.scans.segmented_loop import run_loop
 from gradfree.time.forward import Forward, LayerCall
 
 _JACOBIANS = ("gate", "diagonal")
@@ -55,6 +58,11 @@ class Newton(ToleranceEngine):
     def forwards(self) -> Sequence[Forward]:
         """The forward pass by Newton sweeps over all steps."""
         return (partial(newton_forward, self._options),)
+
+    @property
+    def loops(self) -> Runner:
+        """Any step function with a narrow carry, all steps at once."""
+        return partial(run_loop, LoopRule(newton=self._options))
 
     def leave_to_torch(self, call: LayerCall) -> Sequence[Callable[[], None]] | None:
         """Leave a call to torch if it would run without sweeps and torch's kernel is faster than the closed form."""

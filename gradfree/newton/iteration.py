@@ -70,7 +70,7 @@ def iterate(
         jumps = [new - part for new, part in zip(state, old, strict=True)]
         changes.append(relative(jumps, [largest(new) for new in state]))
         if isfinite(changes[-1]):
-            outcome.mismatches.append(changes[-1] * _remaining_change(changes, exact_jacobian))
+            outcome.mismatches.append(changes[-1] * remaining_change(changes, exact_jacobian))
         else:
             outcome.mismatches.append(inf if all(isfinite(largest(part).item()) for part in inputs) else nan)
         exact = outcome.sweeps >= len(state[0]) and isfinite(changes[-1])
@@ -79,7 +79,7 @@ def iterate(
             return state, outcome
 
 
-def _remaining_change(changes: Sequence[float], exact_jacobian: bool) -> float:
+def remaining_change(changes: Sequence[float], exact_jacobian: bool) -> float:
     """Return the expected change by all further sweeps, in multiples of the last change.
 
     Assumes a geometric series of changes or, with the exact Jacobian, faster convergence. Quasi-Newton sweeps may slow
