@@ -26,8 +26,10 @@ def gradients(program, scan):
     final = 1 + (program.form in ("parts", "dict"))
     chosen = outputs[:final] if program.losses == "final" else outputs
     if program.losses == "one step":
-        chosen = [t[t.shape[0] // 2] if t.dim() else t for t in outputs]
+        chosen = [t[len(t) // 2] if t.dim() and len(t) else t for t in outputs]
     live = [t.abs() if t.is_complex() else t for t in chosen if t.requires_grad]
+    # Scaled: the sine of a large number has no digits.
+    live = [t / (1 + t.detach().abs().max()) for t in live if t.numel()]
     loss = sum((t.sin() * (1 + n)).sum() for n, t in enumerate(live))
     grads = torch.autograd.grad(loss, program.trained, allow_unused=True) if live else []
     return [t.detach() for t in outputs], [t.requires_grad for t in outputs], grads
