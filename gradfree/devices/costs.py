@@ -127,6 +127,9 @@ def newton_break_even_sweeps(length: int, like: Tensor, kind: str) -> int:
     """
     batch = len(like)
     free = _ONEDNN if kind == "LSTM" and like.device.type == "cpu" else free_rows(like, kind, fused=False)
+    if kind == "separate units":
+        # Its work grows with the number of units, not with its square; the start-up time of its steps is a loop's.
+        free *= max(1.0, 64 / like.shape[1])
     worth = int(length * _step_cost(batch, free) / (_SWEEP_START + _SWEEP_ROW * length * batch / free))
     return worth if worth >= (_FEWEST_EXACT if kind == "separate units" else _FEWEST) else 0
 

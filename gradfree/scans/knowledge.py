@@ -107,7 +107,7 @@ class Knowledge:
             this: the forward pass in segments; its sizes are those of the call.
             cuts: whether it may run in segments.
             newton: whether it may run by Newton's method.
-            fixed: the way that the user has chosen; ``None``: the fastest one.
+            fixed: how the user asks it to run; ``None``: as is fastest.
         """
         like, length, compiles = this.like, this.length, self._compiler is not None
         if fixed is not None or not (cuts or newton) or length < _SHORTEST:

@@ -26,7 +26,7 @@ class Rows:
 
     @staticmethod
     def candidates(carry: Sequence[Tensor]) -> Iterator[Rows]:
-        """Yield the ways to split ``carry`` into rows of at most :data:`MOST` numbers, the narrowest rows first."""
+        """Yield how ``carry`` can be split into rows of at most :data:`MOST` numbers, the narrowest rows first."""
         shapes = tuple(torch.Size((*part.shape, 2)) if part.is_complex() else part.shape for part in carry)
         common = 0
         while all(part.dim() > common and part.shape[common] == shapes[0][common] for part in carry):
@@ -45,7 +45,7 @@ class Rows:
 
     @property
     def width(self) -> int:
-        """n."""
+        """N."""
         return sum(self.widths)
 
     def of(self, chosen: Sequence[int]) -> Rows:

@@ -54,11 +54,11 @@ class NewtonSteps(LoopSegments):
             init = [t.clone() if t.is_inference() else t for t in self.init]
             starts = [numbers(t.expand(self.cut.count, *t.shape)) for t in init]
             inputs = [t for t in (*self.x, *init) if t.is_floating_point()]
-            ran, starts, outcome = solve_steps(self._run_with_jacobians, starts, self._correct, stopping, inputs)
+            ran, entering, outcome = solve_steps(self._run_with_jacobians, starts, self._correct, stopping, inputs)
             if outcome.settled and self._trains and not all(needed):
                 # As in the loop, parts of the carry that no gradient reaches have no graph.
                 self.needed = needed
-                ran = self.run(starts).result
+                ran = self.run(entering).result
         return ran, outcome
 
     def _run_with_jacobians(self, starts: Sequence[Tensor]) -> SweepResult:
@@ -108,9 +108,7 @@ class NewtonSteps(LoopSegments):
             roots = [ran.leaving[n] for n in live]
             cotangents = [values(v.contiguous(), t.dtype) for v, t in zip(given, roots, strict=True)]
             found = torch.autograd.grad(roots, ran.starts, cotangents, retain_graph=True, allow_unused=True)
-        return [
-            numbers(torch.zeros_like(t) if v is None else v) for v, t in zip(found, ran.starts, strict=True)
-        ]
+        return [numbers(torch.zeros_like(t) if v is None else v) for v, t in zip(found, ran.starts, strict=True)]
 
     def _correct(self, jumps: Sequence[Tensor], starts: Sequence[Tensor]) -> tuple[list[Tensor], float]:
         """Return the change of all starts but the first, and its size; at least :data:`_FAR` if it is unreliable."""
@@ -226,7 +224,9 @@ def relative_so_far(change: Sequence[Tensor], before: Sequence[Tensor], reverse:
     """
     found = []
     for step, start in zip(change, before, strict=True):
-        step, size = (t.reshape(len(t), -1).abs().amax(1) for t in (step, torch.maximum(start.abs(), (start + step).abs())))
+        step, size = (
+            t.reshape(len(t), -1).abs().amax(1) for t in (step, torch.maximum(start.abs(), (start + step).abs()))
+        )
         size = size.flip(0).cummax(0).values.flip(0) if reverse else size.cummax(0).values
         found.append(torch.where(step == 0, step, step / size).max().to(torch.float64))
     return torch.stack(found).max().item()

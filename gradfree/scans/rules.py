@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import inf, isfinite
 
 from torch import Tensor
 
-from gradfree.convergence.outcome import Outcome, StoppingRule, finest_tolerance, tolerance_for
+from gradfree.convergence.outcome import finest_tolerance, tolerance_for
 from gradfree.devices.costs import affordable_sweeps
 from gradfree.devices.hardware import product_rounding
-from gradfree.newton.iteration import NewtonOptions
+from gradfree.newton.iteration import NewtonOptions, NewtonRule
 from gradfree.scans.narrow import MOST, Rows
 from gradfree.segments.rule import SegmentRule
 
@@ -21,7 +20,7 @@ _FEWEST = 2
 
 @dataclass(frozen=True)
 class LoopRule:
-    """The ways that an engine allows a loop to run in.
+    """How an engine allows a loop to run, besides step by step.
 
     Attributes:
         cut: when and how to cut it into segments; ``None``: never.
@@ -52,23 +51,6 @@ class LoopRule:
         dtype = max((t.dtype.to_real() for t in carry), key=finest_tolerance)
         tolerance = tolerance_for(self.newton.tolerance, dtype, product_rounding(carry[0].device, dtype))
         return NewtonRule(tolerance, min(5 * patience if most is None else most, length), patience=patience)
-
-
-@dataclass(frozen=True)
-class NewtonRule(StoppingRule):
-    """When Newton's method gives up.
-
-    Attributes:
-        patience: after so many sweeps, a tenth of the loop's time by default, each further one must halve the mismatch.
-    """
-
-    patience: int = 0
-
-    def should_stop(self, outcome: Outcome) -> bool:
-        """Return whether to give up."""
-        *_, before, last = (inf, *outcome.mismatches)
-        late = outcome.sweeps >= self.patience and not last <= before / 2
-        return late or outcome.sweeps >= self.most or not isfinite(last)
 
 
 def newton_problem(carry: Sequence[Tensor]) -> str | None:

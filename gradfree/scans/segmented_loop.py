@@ -1,4 +1,4 @@
-"""Runs a loop in segments, as one autograd function, or step by step where that is not possible or not faster."""
+"""Runs a loop in segments or by Newton's method, as one autograd function, or step by step where that is faster."""
 
 from __future__ import annotations
 
@@ -17,11 +17,13 @@ from gradfree.chains.solving import offer_figure
 from gradfree.errors import STEP_CHANGED, ChainError
 from gradfree.loops.compiled import compiling, run_compiled
 from gradfree.loops.recurrence import Loop, LoopMemory, Structure, builder
+from gradfree.newton.iteration import NewtonRule
 from gradfree.scans.first_step import FirstStep, Replacing, run_first_step
 from gradfree.scans.knowledge import Knowledge, NewtonPass, ScanPass, Stopwatch, Way, by_newton
 from gradfree.scans.layout import Cut
+from gradfree.scans.narrow import MOST
 from gradfree.scans.newton import DependentRowsError, NewtonSteps
-from gradfree.scans.rules import LoopRule, NewtonRule
+from gradfree.scans.rules import LoopRule
 from gradfree.scans.segments import LoopSegments, Ran
 from gradfree.scans.surroundings import Surroundings
 from gradfree.segments.rule import SegmentPlan
@@ -33,11 +35,11 @@ from gradfree.torchside.private import keeps_graph, other_pass, transforms_activ
 
 @dataclass
 class SegmentedLoop:
-    """One call of a loop that may run in segments.
+    """One call of a loop that may run in segments, or all steps at once by Newton's method.
 
     Attributes:
         loop: the loop.
-        rule: the ways in which it may run.
+        rule: how it may run.
         known: what earlier calls have learnt.
         scratch: a module whose buffers and tensor attributes carry nothing from step to step; ``None``: there is none.
     """
@@ -70,7 +72,7 @@ class SegmentedLoop:
         return found
 
     def _fixed_way(self) -> Way | None:
-        """Return the way that the options ask for; ``None``: the fastest one."""
+        """Return how the options ask it to run; ``None``: as is fastest."""
         if self.rule.always_newton:
             return by_newton(self.loop.length)
         segments = None if self.rule.cut is None else self.rule.cut.segments
@@ -120,14 +122,14 @@ class SegmentedLoop:
             if ran is not None:
                 return self._connected(segments, ran, watch)
         if first.problem is not None:
-            self.refuse(first.problem)
+            self.refuse(first.problem, first.remedy)
         carry, ys = loop.run(loop.inputs()[1:], first.carry, [first.y])
         self._when_backward((carry, ys), [self.forward.remember])
         return carry, ys
 
-    def refuse(self, problem: str) -> None:
+    def refuse(self, problem: str, remedy: str) -> None:
         """Run the next calls step by step, and warn of the reason."""
-        self.known.warn(f"{self.loop.name} runs step by step: the step {problem}. {_REMEDY}")
+        self.known.warn(f"{self.loop.name} runs step by step: the step {problem}. {remedy}")
         self.forward.pause()
 
     def _try_segments(self, first: FirstStep, plan: SegmentPlan, way: Way) -> tuple[LoopSegments, Ran | None]:
@@ -152,7 +154,8 @@ class SegmentedLoop:
                 before = Surroundings(step, self.scratch is None)
                 ran, outcome = segments.solve(plan.stopping)
         except DependentRowsError:
-            first.problem = "has a carry whose rows depend on each other"
+            first.problem = f"has a carry of more than {MOST} numbers that depend on each other"
+            first.remedy = "Use engine='shooting', or 'backprop', which is the plain loop without this warning."
             return segments, None
         except (torch.OutOfMemoryError, ChainError):
             raise
@@ -201,7 +204,7 @@ class _Call:
         except torch.OutOfMemoryError:
             raise
         except Exception as error:
-            owner.refuse(f"cannot run at once with other steps ({_first_line(error)})")
+            owner.refuse(f"cannot run at once with other steps ({_first_line(error)})", segments.first.remedy)
         settled = this.outcome is not None and this.outcome.settled
         given = solver.gradients(found) if settled else self._again(cotangents)
         for each in (owner.forward, this):
@@ -267,12 +270,6 @@ class _SegmentsFunction(torch.autograd.Function):
         return None, None, *given
 
 
-_REMEDY = (
-    "Return what it keeps as a part of y, draw random numbers before and pass them in xs, or use engine='backprop', "
-    "which is the plain loop without this warning."
-)
-
-
 def _rows(carry: Sequence[Tensor]) -> Tensor:
     """Return a tensor (rows, units) as large as the largest part of the carry; its values mean nothing."""
     part = max(carry, key=Tensor.numel)
@@ -303,7 +300,7 @@ def _copy(t: Any) -> Any:
 
 
 def run_loop(rule: LoopRule, loop: Loop, memory: LoopMemory, scratch: nn.Module | None) -> tuple[Any, Any]:
-    """Run ``loop`` in one of the ways that ``rule`` allows, see :class:`SegmentedLoop`."""
+    """Run ``loop`` as ``rule`` allows, see :class:`SegmentedLoop`."""
     if memory.known is None:
         memory.known = Knowledge(memory.tensors, memory.compiler)
     return SegmentedLoop(loop, rule, memory.known, scratch).run()

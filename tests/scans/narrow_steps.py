@@ -1,4 +1,4 @@
-"""Steps with narrow carries, drawn at random: filters, detectors, switches, products, rows that depend on each other."""
+"""Steps with narrow carries, drawn at random: filters, detectors, switches, products, rows that depend on others."""
 
 import random
 
