@@ -23,7 +23,6 @@ from gradfree.devices.costs import batch_pays
 from gradfree.errors import SETTINGS_CHANGED, STORED_IN_ROW, ChainError
 from gradfree.rows.alike import first_line, why_no_row
 from gradfree.rows.settings import Settings
-from gradfree.rows.structure import call, structure_of, tensors_of
 from gradfree.torchside.graph import may_write, walk
 from gradfree.torchside.guards import refuse_batched, refuse_second_derivatives, saved
 from gradfree.torchside.hooks import spare_hooks
@@ -38,6 +37,7 @@ from gradfree.torchside.private import (
     version,
 )
 from gradfree.torchside.residual import residual_factor
+from gradfree.torchside.structure import call, structure_of, tensors_of
 
 _PLANS = 16
 """How many decisions a row stores, one for each combination of input, modes and trained parameters."""
