@@ -18,6 +18,7 @@ from torch.autograd.function import FunctionCtx
 from gradfree.algebra.cotangents import Cotangent
 from gradfree.depth.ports import Port, port_of
 from gradfree.depth.recorder import RecordedChain
+from gradfree.depth.residual import residual_factor
 from gradfree.depth.row_chain import RowChain
 from gradfree.devices.costs import batch_pays
 from gradfree.errors import SETTINGS_CHANGED, STORED_IN_ROW, ChainError
@@ -36,7 +37,6 @@ from gradfree.torchside.private import (
     saves_elsewhere,
     version,
 )
-from gradfree.torchside.residual import residual_factor
 from gradfree.torchside.structure import call, structure_of, tensors_of
 
 _PLANS = 16
