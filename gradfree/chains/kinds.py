@@ -12,7 +12,7 @@ _Kind = TypeVar("_Kind", bound=type[Site])
 
 # By name: these modules import this room.
 _OWN = (
-    "gradfree.depth.depth_site:Container",
+    "gradfree.rows.row_site:RowContainer",
     "gradfree.time.unrolled:Unrolled",
     "gradfree.layers.layer_site:Layered",
     "gradfree.time.fused:Recurrent",

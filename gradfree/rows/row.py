@@ -19,10 +19,10 @@ from gradfree.algebra.cotangents import Cotangent
 from gradfree.depth.ports import Port, port_of
 from gradfree.depth.recorder import RecordedChain
 from gradfree.depth.residual import residual_factor
-from gradfree.depth.row_chain import RowChain
 from gradfree.devices.costs import batch_pays
 from gradfree.errors import SETTINGS_CHANGED, STORED_IN_ROW, ChainError
 from gradfree.rows.alike import first_line, why_no_row
+from gradfree.rows.row_chain import RowChain
 from gradfree.rows.settings import Settings
 from gradfree.torchside.graph import may_write, walk
 from gradfree.torchside.guards import refuse_batched, refuse_second_derivatives, saved
