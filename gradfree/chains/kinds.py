@@ -13,9 +13,9 @@ _Kind = TypeVar("_Kind", bound=type[Site])
 # By name: these modules import this room.
 _OWN = (
     "gradfree.rows.row_site:RowContainer",
-    "gradfree.time.unrolled:Unrolled",
+    "gradfree.time.cell_site:Unrolled",
     "gradfree.layers.layer_site:Layered",
-    "gradfree.time.fused:Recurrent",
+    "gradfree.time.torch_layer_site:Recurrent",
 )
 _registered: dict[str, type[Site]] = {}
 
