@@ -21,12 +21,12 @@ from gradfree.chains.memory import Memory
 from gradfree.chains.report import Report, path_name
 from gradfree.chains.site import Removable, Site
 from gradfree.chains.solving import Attachment
+from gradfree.dry_runs.dry_run import Batch, dry_run
 from gradfree.engines.discovery import Chains, alternatives, validate
 from gradfree.engines.rank_segment import Neighbors
 from gradfree.errors import ChainError
 from gradfree.torchside.optimizer_steps import AfterStep, StepCounter
 from gradfree.torchside.unsaved import unsaved_hooks
-from gradfree.trial.dry_run import Batch, dry_run
 from gradfree.wording import one
 
 _RENAMED = {
