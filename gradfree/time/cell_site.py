@@ -25,8 +25,9 @@ from gradfree.time.cell_layer import (
     runs_by_units,
     state_problems,
 )
-from gradfree.time.forward import Recurrence, SingleStepWarning, run
+from gradfree.time.forward import Recurrence, run
 from gradfree.time.recorded_step import cell_errors
+from gradfree.time.single_steps import SingleStepWarning
 from gradfree.torchside.guards import check_finite, refuse_batched, refuse_second_derivatives, refuse_transforms, saved
 from gradfree.torchside.hooks import when_backward
 from gradfree.torchside.private import uncompiled, version
