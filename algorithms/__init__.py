@@ -1,7 +1,5 @@
 """The engines, one file for each."""
 
-from typing import NoReturn
-
 from gradfree.algorithms.auto import Auto
 from gradfree.algorithms.backprop import Backprop
 from gradfree.algorithms.deeppcr import DeepPCR
@@ -25,17 +23,6 @@ from gradfree.algorithms.snap import SnAp
 from gradfree.algorithms.target_propagation import TargetPropagation
 from gradfree.algorithms.truncated import Truncated
 from gradfree.algorithms.uoro import UORO
-
-
-def __getattr__(name: str) -> NoReturn:
-    """Raise, for names of earlier versions with what to use instead."""
-    if name in ("Orthogonal", "FOTONRule"):
-        raise AttributeError(
-            f"gradfree.algorithms.{name} is gone: use FOTON or OrthogonalBackprop, or any other engine on layers with "
-            "torch.nn.utils.parametrizations.orthogonal."
-        )
-    raise AttributeError(f"module 'gradfree.algorithms' has no attribute {name!r}")
-
 
 __all__ = [
     "DFA",
