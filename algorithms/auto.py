@@ -16,16 +16,20 @@ from gradfree.chains.chain import Chain, ChainGradients
 from gradfree.chains.handle import Handle
 from gradfree.chains.report import Report
 from gradfree.choosing.switching import SwitchingHandle
+from gradfree.dry_runs.dry_run import Batch
 from gradfree.engines.discovery import Chains
 from gradfree.engines.engine import Engine
 from gradfree.errors import ChainError
 from gradfree.loops.recurrence import Runner
 from gradfree.newton.iteration import NewtonOptions
 from gradfree.registry import engine_class, list_engines
+<<<<<<< HEAD:algorithms/around/auto.py
 from gradfree.scans.rules import LoopRule
 from gradfree.scans.segmented_loop import run_loop
 from gradfree.segments.rule import SegmentRule
 from gradfree.trial.dry_run import Batch
+=======
+>>>>>>> main:algorithms/auto.py
 
 PLAIN = Backprop(plain=True)
 _ALL_WAYS = LoopRule(SegmentRule("auto", None, "auto", None, None), NewtonOptions("diagonal", None, None))
