@@ -23,13 +23,9 @@ from gradfree.errors import ChainError
 from gradfree.loops.recurrence import Runner
 from gradfree.newton.iteration import NewtonOptions
 from gradfree.registry import engine_class, list_engines
-<<<<<<< HEAD:algorithms/around/auto.py
 from gradfree.scans.rules import LoopRule
 from gradfree.scans.segmented_loop import run_loop
 from gradfree.segments.rule import SegmentRule
-from gradfree.trial.dry_run import Batch
-=======
->>>>>>> main:algorithms/auto.py
 
 PLAIN = Backprop(plain=True)
 _ALL_WAYS = LoopRule(SegmentRule("auto", None, "auto", None, None), NewtonOptions("diagonal", None, None))
