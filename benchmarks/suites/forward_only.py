@@ -12,6 +12,7 @@ from gradfree.benchmarks.tables.experiment import Suite
 from gradfree.benchmarks.tasks.catalogue import DIGITS
 from gradfree.benchmarks.tasks.task import SGDTask
 from gradfree.benchmarks.timing.nets import EACH, SEGMENTS, Checkpointed, Network, memory_steps, step_costs
+from gradfree.benchmarks.timing.orthogonal_layers import orthogonal_layers
 from gradfree.benchmarks.timing.timed import Timings
 from gradfree.benchmarks.training.comparison import Comparison
 from gradfree.benchmarks.training.depths import DepthSweep
@@ -121,3 +122,14 @@ FORWARD_MEMORY: Suite = (
     ),
 )
 """Time and memory of a step, beside torch's checkpoints."""
+
+_WIDTHS = ((64, 64), (128, 64), (256, 128), (512, 128), (512, 1024))
+ORTHOGONAL_LAYERS: Suite = (
+    Timings(
+        orthogonal_layers,
+        tuple(Network(depth=4, width=width, batch=batch) for width, batch in _WIDTHS),
+        (ORTHOGONAL, FOTON),
+        threads=1,
+    ),
+)
+"""Layers that stay orthogonal, beside torch's parametrization."""

@@ -111,6 +111,7 @@ SUITES: dict[str, Suite] = {
     "alternatives-short": ALTERNATIVES_SHORT,
     "forward-only": forward_only.FORWARD_ONLY,
     "forward-memory": forward_only.FORWARD_MEMORY,
+    "orthogonal-layers": forward_only.ORTHOGONAL_LAYERS,
     "temperature": forward_only.TEMPERATURE,
     "highway-bp-table6-small": HIGHWAY_BP_TABLE6_SMALL,
     "dsf-wikitext-small": DSF_WIKITEXT_SMALL,
