@@ -26,8 +26,9 @@ ENDLESS := -o faulthandler_timeout=900 -o faulthandler_exit_on_timeout=true
 help:  ## Say what there is
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
-demo: $(READY)  ## Set up and run the main job: backprop against Highway-BP on real data, with table and plot
+demo: $(READY)  ## Set up, and compare autograd with an engine of each family on real data: tables, charts, a page
 	$(BIN)/gradfree bench run
+	@echo "Open file://$(CURDIR)/results/quick/report.html"
 
 # Sources are compiled once, not in every process that a test starts, whatever the environment says.
 test: $(READY)  ## Set up and run all tests but the installations

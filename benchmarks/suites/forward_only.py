@@ -35,7 +35,7 @@ def _orthogonal(*temperatures: float) -> tuple[Row, ...]:
     )
 
 
-_, _, COLD, WARM = _orthogonal(1.0, 16.0)
+_, _WARM_BACKPROP, COLD, WARM = _orthogonal(1.0, 16.0)
 ROWS = (*_orthogonal(1.0, 16.0), BACKPROP, DFA, PEPITA)
 
 _RATES = (0.03, 0.1, 0.3, 1.0, 3.0)
@@ -79,8 +79,8 @@ def _mlps(*depths: int) -> dict[int, dict[str, int]]:
 
 QUICK = Comparison(
     replace(ORTHOGONAL_DIGITS, options={**ORTHOGONAL_DIGITS.options, "depth": 20}, batch_size=1024, steps=100),
-    (BACKPROP, WARM, Row("foton T=16 streaming", "foton", {"temperature": 16.0, "streaming": True}), DFA),
-    rates={"backprop": 0.3, "foton T=16": 1.0, "foton T=16 streaming": 1.0, "dfa": 1.0},
+    (BACKPROP, _WARM_BACKPROP, WARM),
+    rates={"backprop": 0.3, "orthogonal_backprop T=16": 1.0, "foton T=16": 1.0},
 )
 """A short comparison for suite "quick". Rates: of 0.3, 1 and 3 the best on validation data, with another seed."""
 
