@@ -123,12 +123,20 @@ FORWARD_MEMORY: Suite = (
 )
 """Time and memory of a step, beside torch's checkpoints."""
 
+_EACH_STEP = tuple(
+    Row(
+        f"{ORTHOGONAL.label} every step, {count}",
+        ORTHOGONAL.engine,
+        {"orthogonalize_every": 1, "orthogonalize_steps": count},
+    )
+    for count in (1, 2)
+)
 _WIDTHS = ((64, 64), (128, 64), (256, 128), (512, 128), (512, 1024))
 ORTHOGONAL_LAYERS: Suite = (
     Timings(
         orthogonal_layers,
         tuple(Network(depth=4, width=width, batch=batch) for width, batch in _WIDTHS),
-        (ORTHOGONAL, FOTON),
+        (ORTHOGONAL, *_EACH_STEP, FOTON),
         threads=1,
     ),
 )
