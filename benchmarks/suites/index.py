@@ -8,7 +8,7 @@ from functools import partial
 from gradfree.benchmarks.records.case import Row
 from gradfree.benchmarks.suites import forward_only
 from gradfree.benchmarks.suites.alternatives import ALTERNATIVES, ALTERNATIVES_SHORT
-from gradfree.benchmarks.suites.cells import CELLS
+from gradfree.benchmarks.suites.cells import CELLS, NARROW
 from gradfree.benchmarks.suites.depth import DEPTH_MAP, DEPTH_TRAINING, GPU_DEPTH, RESIDUAL_QUICK
 from gradfree.benchmarks.suites.long_sequences import (
     EVALUATION,
@@ -92,6 +92,7 @@ SUITES: dict[str, Suite] = {
     "evaluation": EVALUATION,
     "packed": PACKED,
     "cells": CELLS,
+    "narrow": NARROW,
     "precision": PRECISION,
     "gpu-time": GPU_TIME,
     "depth-map": DEPTH_MAP,
