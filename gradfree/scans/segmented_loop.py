@@ -126,9 +126,11 @@ class SegmentedLoop:
             ):
                 before = Surroundings(step, self.scratch is None)
                 ran, outcome = solve_borders(segments.run, segments.guess(), plan.stopping)
-        except (torch.OutOfMemoryError, ChainError):
+        except torch.OutOfMemoryError:
             raise
-        except Exception as error:
+        except RuntimeError as error:  # All that vmap raises for steps that it cannot run.
+            if isinstance(error, ChainError):
+                raise
             first.problem = f"cannot run in segments ({_first_line(error)})"
             return segments, None
         if change := Surroundings(step, self.scratch is None).change(before):
@@ -175,7 +177,7 @@ class _Call:
                 found, this.outcome = solver.run([]).result, Outcome(0.0, settled=True, mismatches=[0.0])
         except torch.OutOfMemoryError:
             raise
-        except Exception as error:
+        except RuntimeError as error:
             owner.refuse(f"cannot run in segments ({_first_line(error)})")
         settled = this.outcome is not None and this.outcome.settled
         given = solver.gradients(found) if settled else self._again(cotangents)
