@@ -128,9 +128,9 @@ class LayerFunction(torch.autograd.Function):
         width, each = out.shape[-1] // len(layer.paths), len(wanted) // len(layer.paths)
         of_x: Tensor | None = None
         of_states, of_weights = [], []
-        gates = Gates(*kept) if kept else None
-        keep_layout = gates is not None and is_batch_major(gates.hidden)
         for d, path in enumerate(layer.paths):
+            gates = Gates(*kept[3 * d : 3 * d + 3]) if kept else None
+            keep_layout = gates is not None and is_batch_major(gates.hidden)
             mine, weights = slice(d * width, (d + 1) * width), slice(d * each, (d + 1) * each)
             outs = layer.to_grid(out[..., mine], d, keep_layout)
             e = None if cotangent is None else layer.to_grid(cotangent[..., mine].to(out.dtype), d, keep_layout)
