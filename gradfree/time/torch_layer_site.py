@@ -153,7 +153,7 @@ class RecurrentRecorder:
             run_layer: RunLayer = partial(self._run_in_runs, given.runs)
         else:
             left = [self._leave_to_torch(layer, given.length, given.like, layout) for layer in self._layers]
-            if None not in left and takes and not self._gains_as_batch(given):
+            if None not in left and takes:
                 out, final = self._run_torch(input, hx)
                 outs = (out.data if given.packed else out, *(final if isinstance(final, tuple) else (final,)))
                 callbacks = [each for own in left for each in own or ()]
@@ -194,17 +194,12 @@ class RecurrentRecorder:
         return bool(input.shape[int(self.module.batch_first and input.dim() == 3)] >= SHORTEST_EVALUATED)
 
     def _layout(self, given: LayerInput) -> Layout:
+        at, module = self.attachment, self.module
         if not given.ragged:
             return "batch"
-        return self._packed_layout(given) if self.attachment.engine.solves_pieces else "grid"
-
-    def _gains_as_batch(self, given: LayerInput) -> bool:
-        """Return whether torch's kernel is faster on packed sequences of one length if they are not packed."""
-        return given.packed and not given.ragged and self._packed_layout(given) != "whole"
-
-    def _packed_layout(self, given: LayerInput) -> Layout:
-        inputs, trains = given.x.shape[-1], torch.is_grad_enabled()
-        return packed_layout(self.module.mode, given.runs, given.like, inputs, trains)
+        if not at.engine.solves_pieces:
+            return "grid"
+        return packed_layout(module.mode, given.runs, given.like, given.x.shape[1], trains=torch.is_grad_enabled())
 
     def _leave_to_torch(
         self, layer: FusedLayer, length: int, like: Tensor, layout: Layout

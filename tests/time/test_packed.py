@@ -84,16 +84,6 @@ def test_an_lstm_runs_in_runs_in_training_and_evaluation(engine):
         assert off_by([out.data, *final], [layer(given)[0].data, *layer(given)[1]]) < 1e-5
 
 
-@pytest.mark.parametrize("mode", [torch.enable_grad, torch.no_grad])
-def test_sequences_of_one_length_run_as_a_batch_in_torchs_kernel(mode):
-    """Bitwise; torch's own packed LSTM rounds differently."""
-    layer, x = nn.LSTM(3, 16, bidirectional=True).float(), torch.randn(90, 4, 3, dtype=torch.float32)
-    given = pack_padded_sequence(x, torch.full((4,), 90))
-    with mode(), gradfree.create_engine("shooting").attach(layer):
-        assert torch.equal(layer(given)[0].data, layer(x)[0].flatten(0, 1))
-    assert not torch.equal(layer(given)[0].data, layer(x)[0].flatten(0, 1))
-
-
 def test_long_runs_are_cut_into_segments():
     layer, given = nn.GRU(3, 16), packed(1500, 1490, 700)
     expected = everything(layer, given)
