@@ -19,13 +19,14 @@ from torch.nn.utils.rnn import PackedSequence
 
 from gradfree.chains.report import path_name
 from gradfree.chains.site import Removable, Site
-from gradfree.chains.solving import Attachment, offer_figure
+from gradfree.chains.solving import Attachment
 from gradfree.devices.costs import SHORTEST, SHORTEST_EVALUATED
 from gradfree.devices.hardware import runs_cudnn, steps_a_call
 from gradfree.devices.packed_costs import Layout, packed_layout
 from gradfree.errors import ATTACHED, ChainError
 from gradfree.time.forward import LayerCall, run, run_kernel
 from gradfree.time.layer_input import LayerInput, well_formed
+from gradfree.time.layout_report import offer_layout
 from gradfree.time.packing import Packing
 from gradfree.time.runs import Run, run_backwards, run_forwards
 from gradfree.time.single_steps import SingleStepWarning
@@ -34,9 +35,6 @@ from gradfree.torchside.guards import refuse_transforms
 from gradfree.torchside.hooks import when_backward
 from gradfree.torchside.private import is_traced, other_pass, transforms_active, uncompiled
 from gradfree.torchside.unsaved import Unsaved
-
-_FIGURES = {"whole": "packed as a whole", "runs": "packed in runs", "grid": "packed as a grid"}
-"""The names of figures, by layout."""
 
 RunLayer = Callable[[int, Tensor, Sequence[Tensor], Sequence[Any]], Sequence[Tensor]]
 """Maps a layer's number, input, initial states and weights to its outputs and final states."""
@@ -154,10 +152,13 @@ class RecurrentRecorder:
         if trains:
             self._has_recorded = True
             self.single_steps.count(given.length)
-        layout = self._layout(given)
-        if layout != "batch":
-            calls = len(given.runs) if layout == "runs" else 1
-            offer_figure(at.path, _FIGURES[layout], lambda: torch.tensor(float(calls)))
+        usual = self._layout(given)
+        # Comparisons and surveys need the whole chain.
+        watched = at.compares or at.surveys is not None or at.deltas is not None
+        layout: Layout = "grid" if given.ragged and watched else usual
+        if given.ragged:
+            # A survey is asked what other passes do.
+            offer_layout(at.path, layout if at.surveys is None else usual, given.runs)
         if layout == "runs":
             run_layer: RunLayer = partial(self._run_in_runs, given.runs)
         else:
@@ -206,8 +207,7 @@ class RecurrentRecorder:
         at, module = self.attachment, self.module
         if not given.ragged:
             return "batch"
-        # Comparisons and surveys need the whole chain.
-        if not at.engine.solves_pieces or at.compares or at.surveys is not None or at.deltas is not None:
+        if not at.engine.solves_pieces:
             return "grid"
         return packed_layout(module.mode, given.runs, given.like, given.x.shape[1], trains=torch.is_grad_enabled())
 
