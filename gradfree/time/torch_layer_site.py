@@ -40,7 +40,7 @@ RunLayer = Callable[[int, Tensor, Sequence[Tensor], Sequence[Any]], Sequence[Ten
 """Maps a layer's number, input, initial states and weights to its outputs and final states."""
 
 
-class Recurrent(Site):
+class TorchLayerSite(Site):
     """An ``nn.RNN``, ``nn.GRU`` or ``nn.LSTM``: a chain in time for each of its layers and directions."""
 
     dimension = "time"
