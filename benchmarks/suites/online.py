@@ -10,4 +10,4 @@ from gradfree.benchmarks.training.comparison import Comparison
 
 _RULES = tuple(Row(name, name, {}) for name in ("rtrl", "snap", "eprop"))
 
-ONLINE: Suite = (Comparison(DELAYED_RECALL, (BACKPROP, *_RULES, TRUNCATED), (1e-3, 3e-3, 1e-2, 3e-2, 1e-1)),)
+ONLINE: Suite = (Comparison(DELAYED_RECALL, (BACKPROP, *_RULES, TRUNCATED), (3e-3, 1e-2, 3e-2, 1e-1)),)
