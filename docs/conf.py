@@ -32,9 +32,9 @@ autodoc_inherit_docstrings = False
 
 
 def _contents(index: str) -> str:
-    """Return a hidden table of contents for each heading: the pages that it links, then others of their folder."""
+    """Return a hidden table of contents for each heading below "All pages": the linked pages, then their folders'."""
     tables = []
-    for section in index.split("\n## ")[1:]:
+    for section in index.partition("\n## All pages\n")[2].split("\n### ")[1:]:
         pages = re.findall(r"\]\(([\w/-]+)\.md\)", section)
         folders = dict.fromkeys(page.rpartition("/")[0] for page in pages)
         found = (path.relative_to(DOCS) for folder in folders for path in sorted((DOCS / folder).glob("*.md")))

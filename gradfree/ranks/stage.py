@@ -50,8 +50,8 @@ def layer_parallel(
     Call it on every rank of the group with the same model, before making the optimizer: ``model.parameters()`` are then
     those of this rank. The training loop does not change, and all ranks get the same batches. ``model(x)`` returns the
     same outputs everywhere, and ``loss.backward()`` solves the runs of all ranks at once. The method is multiple
-    shooting (Bock & Plitt 1984) with Highway-BP (arXiv 2501.17086) across the borders (``papers/segments.md``, section
-    4). With n ranks, gradients are exact for ``iterations`` of n - 1 or more.
+    shooting (Bock & Plitt 1984) with Highway-BP (arXiv 2501.17086) across the borders. With n ranks,
+    gradients are exact for ``iterations`` of n - 1 or more.
 
     Args:
         model: any module with a chain of blocks, changed in place.
