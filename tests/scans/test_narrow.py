@@ -12,6 +12,7 @@ from torch.utils._pytree import tree_leaves
 
 import gradfree
 from gradfree import CellLayer
+from gradfree.scans.newton import relative_so_far
 
 ENGINE = gradfree.create_engine("newton", max_sweeps=30)
 
@@ -199,3 +200,9 @@ def test_auto_keeps_the_fastest_way():
     out = gradfree.scan(run, start, x, engine="auto")[1]
     assert calls.count < 40
     assert off_by([out], [loop(forgetting, start, x)[1]]) < 1e-10
+
+
+def test_errors_are_relative_to_the_states_so_far():
+    change, states = [torch.tensor([1e-3, 0.0])], [torch.tensor([1e-3, 1e6])]
+    assert relative_so_far(change, states) == 0.5
+    assert relative_so_far(change, states, reverse=True) < 1e-8
