@@ -18,6 +18,7 @@ from gradfree.benchmarks.suites.long_sequences import (
     PYDOC_LONG,
     SHOOTING,
 )
+from gradfree.benchmarks.suites.online import ONLINE
 from gradfree.benchmarks.suites.packed import PACKED
 from gradfree.benchmarks.suites.papers import DSF_WIKITEXT_SMALL, FOTON_DEPTH_SMALL, HIGHWAY_BP_TABLE6_SMALL
 from gradfree.benchmarks.suites.rows import BACKPROP, DSF, DSF_GATE, TRUNCATED, iterated
@@ -92,6 +93,7 @@ SUITES: dict[str, Suite] = {
     "evaluation": EVALUATION,
     "packed": PACKED,
     "cells": CELLS,
+    "online": ONLINE,
     "narrow": NARROW,
     "precision": PRECISION,
     "gpu-time": GPU_TIME,

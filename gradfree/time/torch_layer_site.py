@@ -40,7 +40,7 @@ RunLayer = Callable[[int, Tensor, Sequence[Tensor], Sequence[Any]], Sequence[Ten
 """Maps a layer's number, input, initial states and weights to its outputs and final states."""
 
 
-class Recurrent(Site):
+class TorchLayerSite(Site):
     """An ``nn.RNN``, ``nn.GRU`` or ``nn.LSTM``: a chain in time for each of its layers and directions."""
 
     dimension = "time"
@@ -76,8 +76,14 @@ class Recurrent(Site):
             yield ATTACHED.message(path=self.path or "the model")
         elif "forward" in vars(module):
             yield f"{self.path} has a forward on the instance. Remove it while an engine is attached."
-        if module.proj_size:
-            yield f"{path_name(self.path)} has proj_size={module.proj_size}, which no engine supports. Use proj_size=0."
+
+    def problems_when_linearised(self) -> Iterator[str]:
+        """Yield that only engines with ``loops`` take layers with projections, which they leave to torch."""
+        if size := self._module.proj_size:
+            yield (
+                f"{path_name(self.path)} has proj_size={size}, which only 'shooting' and 'backprop' take: they leave "
+                "the layer to torch. Use one of them, proj_size=0, or leave the layer out: chains=[...]."
+            )
 
     def record(self, attachment: Attachment) -> list[Removable]:
         """Replace the module's forward."""
@@ -132,6 +138,10 @@ class RecurrentRecorder:
     def record(self, input: Any, hx: Any = None) -> Any:
         """Return the same as torch's own ``forward``, with the layers recorded for the engine."""
         at, trains = self.attachment, torch.is_grad_enabled()
+        if self.module.proj_size:
+            out, final = self._run_torch(input, hx)
+            self._after_torch((out.data if isinstance(out, PackedSequence) else out, *final), [])
+            return out, final
         takes = self._takes(input)
         if not trains and takes and not self._evaluates(input):
             return self._run_torch(input, hx)
