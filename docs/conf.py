@@ -49,6 +49,8 @@ def _signature(path: str) -> list[str]:
     """Return the directive that documents what lies at ``path``, such as ``gradfree.lightning.EngineStrategy``."""
     module, _, name = path.rpartition(".")
     found = getattr(import_module(module), name)
+    if not inspect.isclass(found) and not inspect.isfunction(found):
+        return []  # A type, which the table explains.
     if not inspect.isclass(found):
         return [f".. autofunction:: {path}"]
     kind = "autoexception" if issubclass(found, Exception) else "autoclass"
@@ -71,6 +73,7 @@ def _complete(app: Any, name: str, source: list[str]) -> None:
         text += "\n```{toctree}\n:hidden:\n:glob:\nreports/*\n```\n"
     elif name == "reference/api":
         paths = re.findall(r"^\| `([\w.]+)` \|", text, re.MULTILINE)
+        paths = [path for path in paths if path.replace(".extending", "") not in paths or ".extending" not in path]
         text += "\n## Signatures\n" + _evaluated([line for path in paths for line in _signature(path)])
     elif name == "reference/refusals":
         text += "\n" + _refusals()

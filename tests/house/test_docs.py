@@ -15,6 +15,7 @@ from places import ROOT
 from report_records import committed
 
 import gradfree
+import gradfree.extending
 from gradfree.benchmarks.records.records import attempt
 from gradfree.benchmarks.suites.index import SUITES
 from gradfree.benchmarks.sweeps.sweep import TASKS
@@ -157,8 +158,18 @@ def test_every_engine_has_a_page_with_a_picture_and_its_options():
 def test_the_api_page_has_all_public_names():
     page = (ROOT / "docs" / "reference" / "api.md").read_text(encoding="utf-8")
     public = [f"gradfree.{name}" for name in gradfree.__all__]
+    public += [f"gradfree.extending.{name}" for name in gradfree.extending.__all__]
     public += [f"gradfree.lightning.{name}" for name in gradfree.lightning.__all__]
     assert not [name for name in public if f"| `{name}` |" not in page]
+
+
+def test_pages_import_only_public_modules():
+    """Other packages import what pages show: modules whose names stay, and those of the benchmarks."""
+    public = r"gradfree(\.(extending|lightning|huggingface|testing|algorithms|models|benchmarks[\w.]*))?"
+    shown = [line for page in PAGES for line in page.read_text(encoding="utf-8").splitlines()]
+    taken = [match[1] for line in shown if (match := re.match(r"\s*(?:from|import) (gradfree[\w.]*)", line))]
+    assert len(taken) > 50
+    assert not [name for name in taken if not re.fullmatch(public, name)]
 
 
 def test_the_pictures_equal_those_of_the_script():
