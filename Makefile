@@ -11,7 +11,7 @@ OUT ?= results/gpu
 # Of `make clients`: an environment of its own, its scripts, and `STEPS=2` to see that everything runs.
 CLIENTS := build/clients
 CLIENT_PINS := benchmarks/clients/constraints.txt
-CLIENT_SCRIPTS := darts_gru ncps_liquid neuralforecast_gru pytorch_forecasting_deepar sb3_recurrent_ppo skorch_gru snntorch_leaky
+CLIENT_SCRIPTS := bilstm_tagger darts_gru ncps_liquid neuralforecast_gru pytorch_forecasting_deepar sb3_recurrent_ppo skorch_gru snntorch_leaky
 STEPS ?=
 
 # What `make test-device` runs.

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import inspect
 import re
-from importlib import import_module, metadata
+from importlib import import_module
 from pathlib import Path
 from shutil import rmtree
 from typing import Any
 
+import gradfree
 from gradfree import errors
 from gradfree.registry import engine_class
 
@@ -21,7 +22,7 @@ ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
 project = "gradfree"
 html_show_copyright = False
-release = metadata.version("gradfree")
+release = gradfree.__version__
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.viewcode", "sphinx_copybutton"]
 html_theme = "furo"
 html_title = f"gradfree {release}"

@@ -159,7 +159,7 @@ class SegmentedLoop:
             return segments, None
         except (torch.OutOfMemoryError, ChainError):
             raise
-        except Exception as error:
+        except RuntimeError as error:  # All that vmap raises for steps that it cannot run.
             first.problem = f"cannot run at once with other steps ({_first_line(error)})"
             return segments, None
         if change := Surroundings(step, self.scratch is None).change(before):
@@ -203,7 +203,7 @@ class _Call:
             found, this.outcome = solver.solve(this.plan.stopping)
         except torch.OutOfMemoryError:
             raise
-        except Exception as error:
+        except RuntimeError as error:
             owner.refuse(f"cannot run at once with other steps ({_first_line(error)})", segments.first.remedy)
         settled = this.outcome is not None and this.outcome.settled
         given = solver.gradients(found) if settled else self._again(cotangents)
