@@ -13,7 +13,7 @@ import statistics
 import time
 import warnings
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from copy import deepcopy
 from functools import partial
 from itertools import product
@@ -65,7 +65,7 @@ def lengths(batch: int, steps: int, drawn: str) -> Tensor:
     return found
 
 
-def times(passes: dict[Layout, Callable[[], object]]) -> dict[Layout, float]:
+def times(passes: Mapping[Layout, Callable[[], object]]) -> dict[Layout, float]:
     """Return the median microseconds of each pass, in turns."""
     found = defaultdict(list)
     for run in passes.values():
@@ -126,7 +126,8 @@ def samples(seconds: float) -> Iterator[Sample]:
 
 def slower(seconds: float) -> Iterator[str]:
     """Yield a line for each layer that an engine makes slower, then one on all; stop after so many seconds."""
-    end, ratios = time.perf_counter() + seconds, []
+    end = time.perf_counter() + seconds
+    ratios: list[float] = []
     grid = list(product((1, 4, 16, 64, 256), (5, 30, 100, 400, 2000), (8, 32, 128, 512), _MODULES[:2], _LENGTHS))
     random.shuffle(grid)
     for batch, steps, units, module, drawn in grid:
@@ -148,7 +149,7 @@ def slower(seconds: float) -> Iterator[str]:
     yield f"{len(ratios)} layers: at most {max(ratios):.2f} of torch's time, the median {statistics.median(ratios):.2f}"
 
 
-def beside(passes: dict[Layout, Callable[[], object]]) -> float:
+def beside(passes: Mapping[Layout, Callable[[], object]]) -> float:
     """Return the time with an engine as a multiple of torch's."""
     found = times(passes)
     return found["runs"] / found["whole"]
