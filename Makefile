@@ -16,7 +16,7 @@ STEPS ?=
 
 # What `make test-device` runs.
 ON_DEVICE := $(addprefix tests/,front/test_conformance.py front/test_pretend_device.py front/test_waits.py \
-	depth/test_rows.py depth/test_exactness.py depth/programs time/programs torchside/test_residual.py chains/test_bypass.py)
+	rows/test_rows.py depth/test_exactness.py depth/programs time/programs depth/test_residual.py chains/test_bypass.py)
 
 # A test that hangs fails, by name, instead of all others.
 ENDLESS := -o faulthandler_timeout=900 -o faulthandler_exit_on_timeout=true

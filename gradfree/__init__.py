@@ -33,8 +33,6 @@ def __getattr__(name: str) -> ModuleType:
     """Import the subpackages when they are first used: ``gradfree.algorithms.HighwayBP``."""
     if name in ("algorithms", "models", "benchmarks", "huggingface", "lightning"):
         return import_module(f"gradfree.{name}")
-    if name == "forward_pipeline":
-        raise AttributeError("gradfree.forward_pipeline is gone: use DistributedDataParallel, or strategy='foton_ddp'.")
     raise AttributeError(f"module 'gradfree' has no attribute {name!r}")
 
 

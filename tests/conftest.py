@@ -1,4 +1,5 @@
 import gc
+import os
 import sys
 from collections.abc import Iterator
 
@@ -24,6 +25,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     """Take a device, and the number of random programs that the slow tests try (``tests/depth/programs``)."""
     parser.addoption("--device", default="cpu", help="the device of the tests' models and batches, by default cpu")
     parser.addoption("--programs", type=int, default=300, help="how many random programs to try against autograd")
+
+
+def pytest_xdist_auto_num_workers() -> int:
+    """One worker more than there are cores: a third of the time tests wait, for ranks, processes and timeouts."""
+    return (os.cpu_count() or 1) + 1
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -75,7 +75,7 @@ def times(passes: dict[Layout, Callable[[], object]]) -> dict[Layout, float]:
 
 def in_layout(layout: Layout, run: Callable[[], object]) -> object:
     """Run an attached layer with the given layout in place of the chosen one."""
-    with patch("gradfree.time.fused.packed_layout", lambda *_, **__: layout):
+    with patch("gradfree.time.torch_layer_site.packed_layout", lambda *_, **__: layout):
         return run()
 
 

@@ -17,9 +17,9 @@ from gradfree.chains.report import path_name
 from gradfree.chains.site import Site
 from gradfree.engines.engine import Engine
 from gradfree.errors import ChainError
+from gradfree.time.cell_site import Unrolled
 from gradfree.time.closed_forms import Links, State
 from gradfree.time.time_chain import TimeChain
-from gradfree.time.unrolled import Unrolled
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -25,7 +25,7 @@ from gradfree.scans.segments import LoopSegments, LoopSegmentsBackward, Ran
 from gradfree.scans.surroundings import Surroundings
 from gradfree.segments.multiple_shooting import solve_borders
 from gradfree.segments.rule import SegmentPlan, SegmentRule
-from gradfree.time.unrolled_chain import autocast_now
+from gradfree.time.cell_chain import autocast_now
 from gradfree.torchside.guards import check_finite, refuse_batched, refuse_other_values, refuse_second_derivatives
 from gradfree.torchside.hooks import when_backward, without_hooks
 from gradfree.torchside.private import keeps_graph, other_pass, transforms_active

@@ -13,9 +13,9 @@ from gradfree.convergence.outcome import largest
 from gradfree.segments.layout import SegmentRows
 from gradfree.segments.multiple_shooting import SweepResult
 from gradfree.segments.rule import SegmentPlan
-from gradfree.time.closed_chain import CellChain
 from gradfree.time.closed_forms import State, through_sigmoid, through_tanh
 from gradfree.time.gru_forward import Gates, is_batch_major
+from gradfree.time.torch_layer_chain import CellChain
 
 _CACHE_NUMBERS = 2**17
 """How many numbers fit a core's cache: the local derivatives of that many are computed at once."""

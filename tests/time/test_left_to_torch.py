@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn.utils.rnn import pack_padded_sequence
 
 import gradfree
-from gradfree.time.fused import LayerFunction
+from gradfree.time.torch_layer_site import LayerFunction
 
 
 @pytest.fixture

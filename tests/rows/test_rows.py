@@ -13,8 +13,8 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 import gradfree
-from gradfree.depth.row import RowPlan
 from gradfree.errors import ChainError
+from gradfree.rows.row import RowPlan
 from gradfree.rows.settings import Settings
 from gradfree.testing.cases.models import LayeredModel, Plain, PostLN, assert_equal_gradients, gradients
 from gradfree.torchside.graph import walk

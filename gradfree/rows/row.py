@@ -18,12 +18,12 @@ from torch.autograd.function import FunctionCtx
 from gradfree.algebra.cotangents import Cotangent
 from gradfree.depth.ports import Port, port_of
 from gradfree.depth.recorder import RecordedChain
-from gradfree.depth.row_chain import RowChain
+from gradfree.depth.residual import residual_factor
 from gradfree.devices.costs import batch_pays
 from gradfree.errors import SETTINGS_CHANGED, STORED_IN_ROW, ChainError
 from gradfree.rows.alike import first_line, why_no_row
+from gradfree.rows.row_chain import RowChain
 from gradfree.rows.settings import Settings
-from gradfree.rows.structure import call, structure_of, tensors_of
 from gradfree.torchside.graph import may_write, walk
 from gradfree.torchside.guards import refuse_batched, refuse_second_derivatives, saved
 from gradfree.torchside.hooks import spare_hooks
@@ -37,7 +37,7 @@ from gradfree.torchside.private import (
     saves_elsewhere,
     version,
 )
-from gradfree.torchside.residual import residual_factor
+from gradfree.torchside.structure import call, structure_of, tensors_of
 
 _PLANS = 16
 """How many decisions a row stores, one for each combination of input, modes and trained parameters."""

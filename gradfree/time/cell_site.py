@@ -15,6 +15,7 @@ from gradfree.chains.site import Removable, Site
 from gradfree.chains.solving import Attachment
 from gradfree.errors import ATTACHED, CHANGED_IN_PLACE, CHANGED_STATE, NOT_FINITE_INSIDE, ChainError, refuse
 from gradfree.loops.recurrence import Loop, LoopMemory
+from gradfree.time.cell_chain import UnrolledChain, autocast_now, cell_problems, check_batched_states
 from gradfree.time.cell_layer import (
     CellLayer,
     ElementwiseCell,
@@ -24,9 +25,9 @@ from gradfree.time.cell_layer import (
     runs_by_units,
     state_problems,
 )
-from gradfree.time.forward import Recurrence, SingleStepWarning, run
+from gradfree.time.forward import Recurrence, run
 from gradfree.time.recorded_step import cell_errors
-from gradfree.time.unrolled_chain import UnrolledChain, autocast_now, cell_problems, check_batched_states
+from gradfree.time.single_steps import SingleStepWarning
 from gradfree.torchside.guards import check_finite, refuse_batched, refuse_second_derivatives, refuse_transforms, saved
 from gradfree.torchside.hooks import when_backward
 from gradfree.torchside.private import uncompiled, version

@@ -18,11 +18,11 @@ from gradfree.chains.survey import LinkFindings
 from gradfree.depth.depth_chain import NO_RESIDUAL, DepthChain
 from gradfree.depth.link import Link, check_link, local_backward
 from gradfree.depth.recorder import RecordedChain
+from gradfree.depth.residual import residual_factor
 from gradfree.errors import ChainError
-from gradfree.rows.structure import call
 from gradfree.torchside.graph import walk
 from gradfree.torchside.guards import refuse_other_values
-from gradfree.torchside.residual import residual_factor
+from gradfree.torchside.structure import call
 
 
 class RowChain(DepthChain):

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar
 
 from gradfree.chains.chain import ChainGradients
-from gradfree.convergence.passes import left_to_torch
 from gradfree.engines.options import check_count
 from gradfree.engines.to_tolerance import ToleranceEngine
 from gradfree.loops.recurrence import Runner
@@ -48,6 +47,7 @@ class Shooting(ToleranceEngine):
     """
 
     worth_trying: ClassVar = ({}, {"tolerance": 1e-3})
+    namespace: ClassVar[str] = "segments"
     min_sweeps: ClassVar[int] = 0  # The first run of the segments is not a sweep.
     segments: int | str = "auto"
     burn: int | str = "auto"
@@ -71,12 +71,11 @@ class Shooting(ToleranceEngine):
         """Any step function in segments."""
         return partial(run_loop, self._rule)
 
-    def leave_to_torch(self, call: LayerCall) -> Sequence[Callable[[], None]] | None:
-        """Leave a call to torch if it would run as one segment and torch's kernel is faster than the closed form."""
+    def may_sweep(self, call: LayerCall) -> bool:
+        """Return whether the sizes and the options allow more than one segment."""
         part = ChainPass("", "forward", {}, call.length, call.like, call.mode, fused=not call.is_packed)
         # The layout of packed sequences is chosen without segments, unless these are asked for.
-        swept = self._rule.should_cut(part) and not (call.is_packed and self.segments == "auto")
-        return left_to_torch(call, "segments", swept)
+        return self._rule.should_cut(part) and not (call.is_packed and self.segments == "auto")
 
     def gradients(self, chain: Any, direct: Any) -> ChainGradients:
         """Return the gradients, exact to the tolerance."""

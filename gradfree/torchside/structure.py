@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import copy
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from gradfree.rows.settings import held_by
+MODULE_ATTRIBUTES = {*vars(nn.Module())}
+"""The attributes that every module has."""
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks", "_state_dict_hooks")
+
+
+def held_by(own: dict[str, Any]) -> Iterator[Any]:
+    """Yield what a module with the attributes ``own`` holds, without what every module has."""
+    return (value for name, value in own.items() if name not in MODULE_ATTRIBUTES)
 
 
 def structure_of(block: nn.Module, *, own_settings: bool = False) -> nn.Module:

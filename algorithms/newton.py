@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 from gradfree.chains.chain import ChainGradients
-from gradfree.convergence.passes import left_to_torch
 from gradfree.engines.to_tolerance import ToleranceEngine
 from gradfree.newton.iteration import NewtonOptions
 from gradfree.newton.newton_backward import newton_gradients
@@ -43,6 +42,7 @@ class Newton(ToleranceEngine):
             torch's.
     """
 
+    namespace: ClassVar[str] = "newton"
     jacobian: str = "diagonal"
 
     def __post_init__(self) -> None:
@@ -56,12 +56,11 @@ class Newton(ToleranceEngine):
         """The forward pass by Newton sweeps over all steps."""
         return (partial(newton_forward, self._options),)
 
-    def leave_to_torch(self, call: LayerCall) -> Sequence[Callable[[], None]] | None:
-        """Leave a call to torch if it would run without sweeps and torch's kernel is faster than the closed form."""
+    def may_sweep(self, call: LayerCall) -> bool:
+        """Return whether the length and the options allow sweeps."""
         # The layout of packed sequences is chosen without sweeps, unless these are asked for.
         given = self.max_sweeps is not None or not call.is_packed
-        swept = given and self._options.stopping(call.length, call.like, call.mode) is not None
-        return left_to_torch(call, "newton", swept)
+        return given and self._options.stopping(call.length, call.like, call.mode) is not None
 
     def gradients(self, chain: Any, direct: Any) -> ChainGradients:
         """Return the gradients, exact to the tolerance."""

@@ -14,9 +14,9 @@ from gradfree.chains.report import Report
 from gradfree.chains.survey import LinkFindings
 from gradfree.depth.ports import tensors_in
 from gradfree.devices.hardware import widest_float
+from gradfree.dry_runs.intact import left_intact
 from gradfree.errors import ChainError
 from gradfree.torchside.hooks import without_hooks
-from gradfree.trial.intact import left_intact
 
 Batch = Tensor | Sequence[Any] | Mapping[str, Any]
 """The arguments of a model's ``forward``: one tensor, a sequence of arguments, or a mapping of keyword arguments."""

@@ -7,7 +7,7 @@ from torch import nn
 from torch.autograd.graph import get_gradient_edge
 
 import gradfree
-from gradfree.torchside.residual import residual_factor
+from gradfree.depth.residual import residual_factor
 
 
 def read(block, x):

@@ -24,11 +24,12 @@ from gradfree.devices.costs import SHORTEST, SHORTEST_EVALUATED
 from gradfree.devices.hardware import runs_cudnn, steps_a_call
 from gradfree.devices.packed_costs import Layout, packed_layout
 from gradfree.errors import ATTACHED, ChainError
-from gradfree.time.forward import LayerCall, SingleStepWarning, run, run_kernel
-from gradfree.time.fused_layer import FusedLayer, LayerFunction, chain_paths
+from gradfree.time.forward import LayerCall, run, run_kernel
 from gradfree.time.layer_input import LayerInput, well_formed
 from gradfree.time.packing import Packing
 from gradfree.time.runs import Run, run_backwards, run_forwards
+from gradfree.time.single_steps import SingleStepWarning
+from gradfree.time.torch_layer_pass import FusedLayer, LayerFunction, chain_paths
 from gradfree.torchside.guards import refuse_transforms
 from gradfree.torchside.hooks import when_backward
 from gradfree.torchside.private import is_traced, other_pass, transforms_active, uncompiled

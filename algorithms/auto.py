@@ -16,11 +16,11 @@ from gradfree.chains.chain import Chain, ChainGradients
 from gradfree.chains.handle import Handle
 from gradfree.chains.report import Report
 from gradfree.choosing.switching import SwitchingHandle
+from gradfree.dry_runs.dry_run import Batch
 from gradfree.engines.discovery import Chains
 from gradfree.engines.engine import Engine
 from gradfree.errors import ChainError
 from gradfree.registry import engine_class, list_engines
-from gradfree.trial.dry_run import Batch
 
 PLAIN = Backprop(plain=True)
 
