@@ -20,9 +20,15 @@ from gradfree.dry_runs.dry_run import Batch
 from gradfree.engines.discovery import Chains
 from gradfree.engines.engine import Engine
 from gradfree.errors import ChainError
+from gradfree.loops.recurrence import Runner
+from gradfree.newton.iteration import NewtonOptions
 from gradfree.registry import engine_class, list_engines
+from gradfree.scans.rules import LoopRule
+from gradfree.scans.segmented_loop import run_loop
+from gradfree.segments.rule import SegmentRule
 
 PLAIN = Backprop(plain=True)
+_ALL_WAYS = LoopRule(SegmentRule("auto", None, "auto", None, None), NewtonOptions("diagonal", None, None))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,6 +40,9 @@ class Auto(Engine):
     optimizer that has weights of the chains, as long as the handle exists. Each engine has nine steps; times are
     those of whole steps, from one optimizer step to the next. Checkpoints contain the choice, and a resumed run does
     not time again. Each rank of data parallel training chooses for itself.
+
+    In :func:`gradfree.scan` the candidates are the plain loop, segments, compiled chunks with ``compile=True``, and
+    Newton's method for carries of up to eight numbers a row.
 
     The candidates are all engines that :meth:`~gradfree.Engine.exact_ones` returns. A pass that one of them refuses is
     refused here, too: second derivatives, cells with random numbers.
@@ -47,6 +56,11 @@ class Auto(Engine):
         others = (kind for name in list_engines() if (kind := engine_class(name)) is not Backprop)
         kinds: list[type[Engine]] = [Backprop, *others]
         return [engine for kind in kinds for engine in kind.exact_ones()]
+
+    @property
+    def loops(self) -> Runner:
+        """Any step function by the fastest way: its own loop, segments, or Newton's method for narrow carries."""
+        return partial(run_loop, _ALL_WAYS)
 
     def outputs_within(self, dtype: torch.dtype) -> float:
         """Return the largest value of all candidates."""

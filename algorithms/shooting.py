@@ -11,6 +11,7 @@ from gradfree.chains.chain import ChainGradients
 from gradfree.engines.options import check_count
 from gradfree.engines.to_tolerance import ToleranceEngine
 from gradfree.loops.recurrence import Runner
+from gradfree.scans.rules import LoopRule
 from gradfree.scans.segmented_loop import run_loop
 from gradfree.segments.rule import ChainPass, SegmentRule
 from gradfree.segments.segmented_backward import segmented_gradients
@@ -69,7 +70,7 @@ class Shooting(ToleranceEngine):
     @property
     def loops(self) -> Runner:
         """Any step function in segments."""
-        return partial(run_loop, self._rule)
+        return partial(run_loop, LoopRule(cut=self._rule))
 
     def may_sweep(self, call: LayerCall) -> bool:
         """Return whether the sizes and the options allow more than one segment."""

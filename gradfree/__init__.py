@@ -41,7 +41,7 @@ def __dir__() -> list[str]:
     return [*__all__, "__version__", "algorithms", "benchmarks", "huggingface", "lightning", "models"]
 
 
-__version__ = "0.3.0"
+__version__ = "1.0.0rc1"
 __all__ = [
     "CellLayer",
     "Chain",

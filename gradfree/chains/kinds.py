@@ -13,9 +13,9 @@ _Kind = TypeVar("_Kind", bound=type[Site])
 # By name: these modules import this room.
 _OWN = (
     "gradfree.rows.row_site:RowContainer",
-    "gradfree.time.cell_site:Unrolled",
+    "gradfree.time.cell_site:CellLayerSite",
     "gradfree.layers.layer_site:Layered",
-    "gradfree.time.torch_layer_site:Recurrent",
+    "gradfree.time.torch_layer_site:TorchLayerSite",
 )
 _registered: dict[str, type[Site]] = {}
 

@@ -24,7 +24,15 @@ class Memory:
         return {f"{owner}: {name}": kept for owner, own in self._owners.items() for name, kept in own.items()}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Replace all tensors by those of ``state``, from :meth:`state_dict`."""
+        """Replace all tensors by those of ``state``, from :meth:`state_dict`.
+
+        Raises:
+            ValueError: a name in ``state`` has no owner; nothing is loaded then.
+        """
+        if foreign := [key for key in state if ": " not in key]:
+            raise ValueError(
+                f"{foreign[0]!r} is no name of a chain's state. Load what the handle's state_dict() returned."
+            )
         for own in self._owners.values():
             own.clear()
         for key, kept in state.items():

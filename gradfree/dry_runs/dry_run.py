@@ -11,11 +11,13 @@ from torch import Tensor, nn
 from gradfree.chains.bypass import bypass_message
 from gradfree.chains.handle import Handle
 from gradfree.chains.report import Report
+from gradfree.chains.solving import engine_figures
 from gradfree.chains.survey import LinkFindings
 from gradfree.depth.ports import tensors_in
 from gradfree.devices.hardware import widest_float
 from gradfree.dry_runs.intact import left_intact
 from gradfree.errors import ChainError
+from gradfree.time.layout_report import layout_notes
 from gradfree.torchside.hooks import without_hooks
 
 Batch = Tensor | Sequence[Any] | Mapping[str, Any]
@@ -39,14 +41,14 @@ def dry_run(attach: Callable[[], Handle], model: nn.Module, batch: Batch, notes:
     reached: set[int] = set()
     surveys: dict[str, list[Sequence[LinkFindings]]] = {}
     with left_intact(model), attach() as handle:
-        with handle.setting(surveys=surveys), torch.enable_grad(), without_hooks(trained):
+        with handle.setting(surveys=surveys), torch.enable_grad(), without_hooks(trained), engine_figures() as figures:
             try:
                 reached = _reached(trained, model(*args, **kwargs))
             except ChainError as error:
                 problems.append(str(error))
         chains = handle.chains
         bypassed = (bypass_message(site, lambda p: id(p) in reached) for site in chains.values())
-        notes = [*notes, *(message for message in bypassed if message)]
+        notes = [*notes, *(message for message in bypassed if message), *layout_notes(figures)]
     findings = {path: surveys.get(path, [])[::-1] for path in chains}
     if not model.training:
         notes.append("the dry run was in evaluation mode, like the model: call train() before training.")

@@ -35,6 +35,7 @@ class FirstStep:
         leaves: the leaf tensors that need a gradient and that the step takes from outside.
         inner: the other tensors that need a gradient and that it takes from outside.
         has_fused_cells: whether it calls one of :data:`~gradfree.scans.fused_cells.FORMULAS`.
+        remedy: what to do about the problem.
     """
 
     carry: Any
@@ -43,6 +44,10 @@ class FirstStep:
     leaves: list[Tensor]
     inner: list[Tensor]
     has_fused_cells: bool
+    remedy: str = (
+        "Return what it keeps as a part of y, draw random numbers before and pass them in xs, or use "
+        "engine='backprop', which is the plain loop without this warning."
+    )
 
 
 class _Watch(TorchFunctionMode):

@@ -28,7 +28,7 @@ from gradfree.torchside.guards import refuse_other_values
 from gradfree.torchside.hooks import without_hooks
 
 
-class UnrolledChain(TimeChain):
+class CellLayerChain(TimeChain):
     """The chain of a layer of any cell, which runs again on all steps as one batch, with a graph.
 
     Args:
@@ -245,7 +245,7 @@ class _CellLinks(Links):
         with torch.enable_grad():
             before = [part[t].detach().requires_grad_() for part in self.before]
             after = apply_cell(self.cell, self.x[t], before)
-        # Copies, as in UnrolledChain.
+        # Copies, as in CellLayerChain.
         vjps = torch.autograd.grad(after, before, [part[t].clone() for part in delta], allow_unused=True)
         return [torch.zeros_like(b) if v is None else v for b, v in zip(before, vjps, strict=True)]
 

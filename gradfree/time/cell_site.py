@@ -15,7 +15,7 @@ from gradfree.chains.site import Removable, Site
 from gradfree.chains.solving import Attachment
 from gradfree.errors import ATTACHED, CHANGED_IN_PLACE, CHANGED_STATE, NOT_FINITE_INSIDE, ChainError, refuse
 from gradfree.loops.recurrence import Loop, LoopMemory
-from gradfree.time.cell_chain import UnrolledChain, autocast_now, cell_problems, check_batched_states
+from gradfree.time.cell_chain import CellLayerChain, autocast_now, cell_problems, check_batched_states
 from gradfree.time.cell_layer import (
     CellLayer,
     ElementwiseCell,
@@ -35,7 +35,7 @@ from gradfree.torchside.sharding import sharded
 from gradfree.torchside.unsaved import Unsaved
 
 
-class Unrolled(Site):
+class CellLayerSite(Site):
     """A :class:`CellLayer`."""
 
     dimension = "time"
@@ -223,7 +223,7 @@ class _UnrollFunction(torch.autograd.Function):
         wanted = ctx.needs_input_grad[3 + parts :]
         with ctx.autocast:
             before = [torch.cat([f.unsqueeze(0), s[:-1]]) for f, s in zip(first, states, strict=True)]
-            chain = UnrolledChain(cell, x, before, parameters, wanted, at.memory, ctx.recorder.where)
+            chain = CellLayerChain(cell, x, before, parameters, wanted, at.memory, ctx.recorder.where)
             # Finds cells that draw random numbers, count calls, mix rows, or have changed (their mode, a rate, a mask).
             within = max(at.engine.outputs_within(s.dtype) for s in states)
             check_batched_states(chain.after, states, ctx.recorder.where, within, wait=at.path not in at.solved)

@@ -113,8 +113,8 @@ class Trajectory(NamedTuple):
         out: h after each step, the directions concatenated; (T, B, ·), or packed if ``x`` is.
         finals: the final states, shaped as :attr:`Recurrence.first`.
         kept: tensors that the backward pass would otherwise recompute: a GRU's
-            :class:`~gradfree.time.gru_forward.Gates`, or none; of a cell the other parts of the state after each step,
-            (T, B, ·) each.
+            :class:`~gradfree.time.gru_forward.Gates`, direction after direction, or none; of a cell the other parts
+            of the state after each step, (T, B, ·) each.
         passes: for each direction, :attr:`TimeChain.forward_pass`; empty if the engine has no forward of its own.
     """
 
@@ -208,8 +208,7 @@ def run_sequentially(recurrence: Recurrence) -> Trajectory:
         out, *others = (torch.stack(part) for part in zip(*steps, strict=True))
         return Trajectory(out, [part[None] for part in steps[-1]], tuple(others))
     if _keeps_gates(recurrence):
-        out, gates = gru_with_gates(x, first[0][0], weights)
-        return Trajectory(out, [out[-1:].clone()], gates)
+        return _run_keeping_gates(recurrence)
     if recurrence.mode == "LSTM" and x.device.type == "cpu" and x.dtype is not torch.float64:
         # With gradients off, torch runs another oneDNN LSTM, which rounds differently. Detached inputs leave no graph.
         given = [[part.detach() for part in parts] for parts in ([x], first, weights)]
@@ -221,9 +220,22 @@ def run_sequentially(recurrence: Recurrence) -> Trajectory:
 
 
 def _keeps_gates(recurrence: Recurrence) -> bool:
-    """Return whether to keep the gates: a GRU in one direction that is wide enough."""
-    whole = recurrence.directions == 1 and recurrence.packing is None
-    return whole and recurrence.may_keep_gates and kept_gates_pay(recurrence.x, recurrence.weights[1].shape[1])
+    """Return whether to keep the gates: a GRU that is wide enough, of sequences of equal length."""
+    equal = recurrence.packing is None
+    return equal and recurrence.may_keep_gates and kept_gates_pay(recurrence.x, recurrence.weights[1].shape[1])
+
+
+def _run_keeping_gates(recurrence: Recurrence) -> Trajectory:
+    each = len(recurrence.weights) // recurrence.directions
+    outs, kept = [], []
+    for d, (h, *_) in enumerate(zip(*recurrence.first, strict=True)):
+        weights = recurrence.weights[d * each : (d + 1) * each]
+        out, gates = gru_with_gates(recurrence.x, h, weights, reverse=d == 1)
+        outs.append(out)
+        kept += gates
+    finals = [torch.stack([out[-1] for out in outs])]
+    whole = outs[0] if len(outs) == 1 else torch.cat([outs[0], outs[1].flip(0)], -1)
+    return Trajectory(whole, finals, tuple(kept))
 
 
 def _run_each_direction(recurrence: Recurrence, forward: Forward) -> Trajectory | None:
@@ -240,7 +252,6 @@ def _run_each_direction(recurrence: Recurrence, forward: Forward) -> Trajectory 
                 first=[part[d : d + 1] for part in recurrence.first],
                 weights=recurrence.weights[d * each : (d + 1) * each],
                 directions=1,
-                states_only=True,
                 paths=recurrence.paths[d : d + 1],
             )
         )
@@ -249,4 +260,6 @@ def _run_each_direction(recurrence: Recurrence, forward: Forward) -> Trajectory 
         runs.append(found)
     outs = [found.out.flip(0) if direction else found.out for direction, found in enumerate(runs)]
     finals = [torch.cat(part) for part in zip(*(found.finals for found in runs), strict=True)]
-    return Trajectory(torch.cat(outs, -1), finals, passes=[each_pass for found in runs for each_pass in found.passes])
+    # One direction alone may have kept its gates.
+    kept = tuple(part for found in runs for part in found.kept) if all(found.kept for found in runs) else ()
+    return Trajectory(torch.cat(outs, -1), finals, kept, [each_pass for found in runs for each_pass in found.passes])

@@ -33,12 +33,17 @@ def is_batch_major(x: Tensor) -> bool:
     return x.shape[1] > 1 and x.stride(0) < x.stride(1)
 
 
-def gru_with_gates(x: Tensor, h: Tensor, weights: Sequence[Tensor]) -> tuple[Tensor, Gates]:
-    """Return the outputs (T, B, H) and the gates, for ``x`` (T, B, I) and the initial state ``h`` (B, H)."""
+def gru_with_gates(x: Tensor, h: Tensor, weights: Sequence[Tensor], reverse: bool = False) -> tuple[Tensor, Gates]:
+    """Return the outputs (T, B, H) and the gates, for ``x`` (T, B, I) and the initial state ``h`` (B, H).
+
+    With ``reverse`` the steps run from the last input to the first; outputs and gates are in the order of the steps.
+    """
     w_ih, w_hh, *biases = weights
     b_ih, b_hh = biases or (None, h.new_zeros(()))
     (steps, batch, _), units = x.shape, h.shape[1]
     fed = F.linear(x, w_ih, b_ih)
+    if reverse:  # Not of ``x``: the product would round differently.
+        fed = fed.flip(0)
     out = x.new_empty(steps, batch, units)
     # r, z and n overwrite their pre-activations.
     reset_update, new = fed.split([2 * units, units], -1)

@@ -19,7 +19,7 @@ from gradfree.time.gru_forward import Gates
 from gradfree.time.time_chain import Factors, TimeChain, repeated
 
 
-class CellChain(TimeChain):
+class TorchLayerChain(TimeChain):
     """The chain of one layer and direction of ``nn.RNN``, ``nn.GRU`` or ``nn.LSTM``.
 
     Args:

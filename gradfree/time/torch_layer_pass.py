@@ -16,7 +16,7 @@ from gradfree.time.closed_forms import State
 from gradfree.time.forward import Recurrence, run
 from gradfree.time.gru_forward import Gates, is_batch_major
 from gradfree.time.packing import Packing
-from gradfree.time.torch_layer_chain import CellChain
+from gradfree.time.torch_layer_chain import TorchLayerChain
 from gradfree.torchside.guards import check_finite, refuse_batched, refuse_second_derivatives, saved
 
 
@@ -128,9 +128,9 @@ class LayerFunction(torch.autograd.Function):
         width, each = out.shape[-1] // len(layer.paths), len(wanted) // len(layer.paths)
         of_x: Tensor | None = None
         of_states, of_weights = [], []
-        gates = Gates(*kept) if kept else None
-        keep_layout = gates is not None and is_batch_major(gates.hidden)
         for d, path in enumerate(layer.paths):
+            gates = Gates(*kept[3 * d : 3 * d + 3]) if kept else None
+            keep_layout = gates is not None and is_batch_major(gates.hidden)
             mine, weights = slice(d * width, (d + 1) * width), slice(d * each, (d + 1) * each)
             outs = layer.to_grid(out[..., mine], d, keep_layout)
             e = None if cotangent is None else layer.to_grid(cotangent[..., mine].to(out.dtype), d, keep_layout)
@@ -141,7 +141,9 @@ class LayerFunction(torch.autograd.Function):
             valid = layer.packing.valid if layer.packing else None
             # The backward pass may run under autocast, as with Lightning's manual optimization.
             with torch.autocast(x.device.type, enabled=False):
-                chain = CellChain(layer.mode, inputs, outs, first, own, needs, layer.attachment.memory, gates, valid)
+                chain = TorchLayerChain(
+                    layer.mode, inputs, outs, first, own, needs, layer.attachment.memory, gates, valid
+                )
                 chain.forward_pass = ctx.passes[d] if ctx.passes else None
                 initial, (grad_x,), parameters = layer.attachment.solve(chain, direct, path)
             of_x = plus(of_x, None if grad_x is None else layer.from_grid(grad_x, d))

@@ -19,13 +19,14 @@ from torch.nn.utils.rnn import PackedSequence
 
 from gradfree.chains.report import path_name
 from gradfree.chains.site import Removable, Site
-from gradfree.chains.solving import Attachment, offer_figure
+from gradfree.chains.solving import Attachment
 from gradfree.devices.costs import SHORTEST, SHORTEST_EVALUATED
 from gradfree.devices.hardware import runs_cudnn, steps_a_call
 from gradfree.devices.packed_costs import Layout, packed_layout
 from gradfree.errors import ATTACHED, ChainError
 from gradfree.time.forward import LayerCall, run, run_kernel
 from gradfree.time.layer_input import LayerInput, well_formed
+from gradfree.time.layout_report import offer_layout
 from gradfree.time.packing import Packing
 from gradfree.time.runs import Run, run_backwards, run_forwards
 from gradfree.time.single_steps import SingleStepWarning
@@ -35,14 +36,11 @@ from gradfree.torchside.hooks import when_backward
 from gradfree.torchside.private import is_traced, other_pass, transforms_active, uncompiled
 from gradfree.torchside.unsaved import Unsaved
 
-_FIGURES = {"whole": "packed as a whole", "runs": "packed in runs", "grid": "packed as a grid"}
-"""The names of figures, by layout."""
-
 RunLayer = Callable[[int, Tensor, Sequence[Tensor], Sequence[Any]], Sequence[Tensor]]
 """Maps a layer's number, input, initial states and weights to its outputs and final states."""
 
 
-class Recurrent(Site):
+class TorchLayerSite(Site):
     """An ``nn.RNN``, ``nn.GRU`` or ``nn.LSTM``: a chain in time for each of its layers and directions."""
 
     dimension = "time"
@@ -78,8 +76,14 @@ class Recurrent(Site):
             yield ATTACHED.message(path=self.path or "the model")
         elif "forward" in vars(module):
             yield f"{self.path} has a forward on the instance. Remove it while an engine is attached."
-        if module.proj_size:
-            yield f"{path_name(self.path)} has proj_size={module.proj_size}, which no engine supports. Use proj_size=0."
+
+    def problems_when_linearised(self) -> Iterator[str]:
+        """Yield that only engines with ``loops`` take layers with projections, which they leave to torch."""
+        if size := self._module.proj_size:
+            yield (
+                f"{path_name(self.path)} has proj_size={size}, which only 'shooting' and 'backprop' take: they leave "
+                "the layer to torch. Use one of them, proj_size=0, or leave the layer out: chains=[...]."
+            )
 
     def record(self, attachment: Attachment) -> list[Removable]:
         """Replace the module's forward."""
@@ -134,6 +138,10 @@ class RecurrentRecorder:
     def record(self, input: Any, hx: Any = None) -> Any:
         """Return the same as torch's own ``forward``, with the layers recorded for the engine."""
         at, trains = self.attachment, torch.is_grad_enabled()
+        if self.module.proj_size:
+            out, final = self._run_torch(input, hx)
+            self._after_torch((out.data if isinstance(out, PackedSequence) else out, *final), [])
+            return out, final
         takes = self._takes(input)
         if not trains and takes and not self._evaluates(input):
             return self._run_torch(input, hx)
@@ -144,10 +152,13 @@ class RecurrentRecorder:
         if trains:
             self._has_recorded = True
             self.single_steps.count(given.length)
-        layout = self._layout(given)
-        if layout != "batch":
-            calls = len(given.runs) if layout == "runs" else 1
-            offer_figure(at.path, _FIGURES[layout], lambda: torch.tensor(float(calls)))
+        usual = self._layout(given)
+        # Comparisons and surveys need the whole chain.
+        watched = at.compares or at.surveys is not None or at.deltas is not None
+        layout: Layout = "grid" if given.ragged and watched else usual
+        if given.ragged:
+            # A survey is asked what other passes do.
+            offer_layout(at.path, layout if at.surveys is None else usual, given.runs)
         if layout == "runs":
             run_layer: RunLayer = partial(self._run_in_runs, given.runs)
         else:
@@ -196,8 +207,7 @@ class RecurrentRecorder:
         at, module = self.attachment, self.module
         if not given.ragged:
             return "batch"
-        # Comparisons and surveys need the whole chain.
-        if not at.engine.solves_pieces or at.compares or at.surveys is not None or at.deltas is not None:
+        if not at.engine.solves_pieces:
             return "grid"
         return packed_layout(module.mode, given.runs, given.like, given.x.shape[1], trains=torch.is_grad_enabled())
 

@@ -1,5 +1,6 @@
 """Memory of chains: a namespace for each owner, and running means."""
 
+import pytest
 import torch
 
 from gradfree.chains.memory import Memory, running_mean
@@ -16,6 +17,9 @@ def test_owners_have_separate_namespaces():
     held = again.of("other")
     again.load_state_dict(state)
     assert held == {"x": other}
+    assert again.state_dict() == state
+    with pytest.raises(ValueError, match="'mean of x' is no name of a chain's state"):
+        again.load_state_dict({"one: x": other, "mean of x": one})
     assert again.state_dict() == state
     again.load_state_dict({})
     assert held == again.state_dict() == {}

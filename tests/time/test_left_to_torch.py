@@ -45,6 +45,7 @@ LEFT = {
     "stacked, both directions": (lambda: nn.LSTM(3, 8, 2, bidirectional=True).float(), (20, 4, 3)),
     "an LSTM in float32, packed": (lambda: Packed(nn.LSTM(3, 8).float()), (20, 4, 3)),
     "a wide batch of a width that is no multiple of 16": (lambda: nn.GRU(3, 100), (20, 48, 3)),
+    "a batch in float16": (lambda: nn.GRU(3, 8).half(), (20, 4, 3)),
     "short, batch first": (lambda: nn.GRU(3, 8, batch_first=True), (4, 5, 3)),
 }
 
@@ -62,6 +63,32 @@ def test_layers_left_to_torch_are_bitwise_torchs(engine, case, solved):
         assert len(next(iter(handle.chains.values())).solved) == 1
         handle.watch()
     assert not solved
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("engine", ["shooting", "backprop", "auto"])
+def test_layers_with_projections_are_left_to_torch(engine, packed, solved):
+    """The rest of the model is attached to."""
+    layer = nn.LSTM(3, 8, 2, proj_size=4, bidirectional=True)
+    model = nn.ModuleList([Packed(layer) if packed else layer, nn.GRU(8, 16)])
+    x = torch.randn(20, 4, 3, requires_grad=True)
+
+    def results():
+        out, final = model[0](x)
+        loss = model[1](out.unflatten(0, (20, 4)) if packed else out)[0].square().sum() + sum(map(torch.sum, final))
+        return [out, *final, *torch.autograd.grad(loss, [x, *model.parameters()])]
+
+    expected = results()
+    with gradfree.create_engine(engine).attach(model):
+        assert off_by(results(), expected) < 1e-10
+        with torch.no_grad():
+            assert torch.equal(model[1](expected[0].view(20, 4, 8))[0], model[1](expected[0].view(20, 4, 8))[0])
+    assert solved in ([], [20])
+
+
+def test_engines_that_leave_nothing_to_torch_refuse_projections():
+    with pytest.raises(gradfree.ChainError, match="'1' has proj_size=2, which only 'shooting' and 'backprop' take"):
+        gradfree.create_engine("dsf").attach(nn.ModuleList([nn.GRU(3, 4), nn.LSTM(3, 4, proj_size=2)]))
 
 
 @pytest.mark.parametrize("engine", ["shooting", "newton"])

@@ -11,15 +11,18 @@ from gradfree.devices.costs import kept_gates_pay
 
 
 @pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize(("batch", "length", "width"), [(32, 5, 128), (64, 3, 64), (9, 7, 256), (300, 1, 32)])
+@pytest.mark.parametrize(
+    ("batch", "length", "width", "both"),
+    [(32, 5, 128, False), (64, 3, 64, False), (9, 7, 256, False), (300, 1, 32, False), (33, 3, 128, True)],
+)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_a_gru_that_keeps_its_gates_is_bitwise_torchs_own(dtype, batch, length, width, bias, device):
+def test_a_gru_that_keeps_its_gates_is_bitwise_torchs_own(dtype, batch, length, width, both, bias, device):
     """Wide layers run another forward than narrow ones; gradients are exact in float64."""
     if device != "cpu":
         pytest.skip("only on a CPU: bitwise equal to oneDNN")
-    module = nn.GRU(width, width, bias=bias).to(dtype)
+    module = nn.GRU(width, width, bias=bias, bidirectional=both).to(dtype)
     x = torch.randn(length, batch, width, dtype=dtype, requires_grad=True)
-    h0 = torch.randn(1, batch, width, dtype=dtype, requires_grad=True)
+    h0 = torch.randn(1 + both, batch, width, dtype=dtype, requires_grad=True)
     assert kept_gates_pay(x, width)
 
     def gradients():
