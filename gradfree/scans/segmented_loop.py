@@ -28,7 +28,7 @@ from gradfree.segments.rule import SegmentPlan, SegmentRule
 from gradfree.time.unrolled_chain import autocast_now
 from gradfree.torchside.guards import check_finite, refuse_batched, refuse_other_values, refuse_second_derivatives
 from gradfree.torchside.hooks import when_backward, without_hooks
-from gradfree.torchside.private import keeps_graph, other_pass, transforms_active
+from gradfree.torchside.private import is_simulated, keeps_graph, other_pass, transforms_active
 
 
 @dataclass
@@ -278,7 +278,9 @@ def _copy(t: Any) -> Any:
 
 
 def run_loop(rule: SegmentRule, loop: Loop, memory: LoopMemory, scratch: nn.Module | None) -> tuple[Any, Any]:
-    """Run ``loop`` in segments, see :class:`SegmentedLoop`."""
+    """Run ``loop`` in segments, see :class:`SegmentedLoop`; as it is where its inputs have no values."""
+    if any(isinstance(x, Tensor) and is_simulated(x) for x in loop.xs):
+        return loop.run()
     if memory.known is None:
         memory.known = Knowledge(memory.tensors, memory.compiler)
     return SegmentedLoop(loop, rule, memory.known, scratch).run()

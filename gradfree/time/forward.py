@@ -253,7 +253,8 @@ def _keeps_gates(recurrence: Recurrence) -> bool:
 
 def _run_keeping_gates(recurrence: Recurrence) -> Trajectory:
     each = len(recurrence.weights) // recurrence.directions
-    outs, kept = [], []
+    outs: list[Tensor] = []
+    kept: list[Tensor] = []
     for d, (h, *_) in enumerate(zip(*recurrence.first, strict=True)):
         weights = recurrence.weights[d * each : (d + 1) * each]
         out, gates = gru_with_gates(recurrence.x, h, weights, reverse=d == 1)

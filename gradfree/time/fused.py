@@ -31,7 +31,7 @@ from gradfree.time.packing import Packing
 from gradfree.time.runs import Run, run_backwards, run_forwards
 from gradfree.torchside.guards import refuse_transforms
 from gradfree.torchside.hooks import when_backward
-from gradfree.torchside.private import is_traced, other_pass, transforms_active, uncompiled
+from gradfree.torchside.private import is_simulated, is_traced, other_pass, transforms_active, uncompiled
 from gradfree.torchside.unsaved import Unsaved
 
 _FIGURES = {"whole": "packed as a whole", "runs": "packed in runs", "grid": "packed as a grid"}
@@ -217,6 +217,8 @@ class RecurrentRecorder:
         at, kind, trains = self.attachment, like.device.type, torch.is_grad_enabled()
         if not trains and not at.engine.evaluates:
             return ()
+        if at.engine.outputs_within(like.dtype) and is_simulated(like):
+            return ()  # No values that could converge.
         # Comparisons and surveys need the chain.
         if at.compares or at.surveys is not None:
             return None
