@@ -11,23 +11,29 @@ OUT ?= results/gpu
 # Of `make clients`: an environment of its own, its scripts, and `STEPS=2` to see that everything runs.
 CLIENTS := build/clients
 CLIENT_PINS := benchmarks/clients/constraints.txt
-CLIENT_SCRIPTS := darts_gru ncps_liquid neuralforecast_gru pytorch_forecasting_deepar sb3_recurrent_ppo skorch_gru snntorch_leaky
+CLIENT_SCRIPTS := bilstm_tagger darts_gru ncps_liquid neuralforecast_gru pytorch_forecasting_deepar sb3_recurrent_ppo skorch_gru snntorch_leaky
 STEPS ?=
 
 # What `make test-device` runs.
 ON_DEVICE := $(addprefix tests/,front/test_conformance.py front/test_pretend_device.py front/test_waits.py \
-	depth/test_rows.py depth/test_exactness.py depth/programs time/programs torchside/test_residual.py chains/test_bypass.py)
+	rows/test_rows.py depth/test_exactness.py depth/programs time/programs depth/test_residual.py chains/test_bypass.py)
 
 # A test that hangs fails, by name, instead of all others.
 ENDLESS := -o faulthandler_timeout=900 -o faulthandler_exit_on_timeout=true
 
-.PHONY: help demo test test-device docs figures gpu dist lint types layout wheel-test format clean
+.PHONY: help demo gallery test test-device docs figures gpu dist lint types layout wheel-test format clean
 
 help:  ## Say what there is
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
-demo: $(READY)  ## Set up and run the main job: backprop against Highway-BP on real data, with table and plot
+demo: $(READY)  ## Set up, and compare autograd with an engine of each family on real data: tables, charts, a page
 	$(BIN)/gradfree bench run
+	@echo "Open file://$(CURDIR)/results/quick/report.html"
+
+GALLERY := $(sort $(filter-out docs/gallery/drawing.py,$(wildcard docs/gallery/*.py)))
+
+gallery: $(READY)  ## Run the eight examples of docs/gallery and draw their pictures; GRADFREE_SHORT=1 runs them small
+	@for example in $(GALLERY); do echo $$example; OMP_NUM_THREADS=1 $(BIN)/python $$example || exit 1; done
 
 # Sources are compiled once, not in every process that a test starts, whatever the environment says.
 test: $(READY)  ## Set up and run all tests but the installations

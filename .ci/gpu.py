@@ -30,8 +30,8 @@ import recorded
 
 ROOT = Path(__file__).resolve().parent.parent
 EXACTNESS = (
-    "front/test_conformance", "depth/test_exactness", "time/programs/test_random_recurrences", "depth/test_rows",
-    "torchside/test_residual", "depth/programs/test_random_programs", "algebra/test_time_scan",
+    "front/test_conformance", "depth/test_exactness", "time/programs/test_random_recurrences", "rows/test_rows",
+    "depth/test_residual", "depth/programs/test_random_programs", "algebra/test_time_scan",
     "algebra/test_triton_scan",
 )  # fmt: skip
 OTHERS = (

@@ -1,10 +1,8 @@
 """The engines, one file for each."""
 
-from typing import NoReturn
-
-from gradfree.algorithms.around.auto import Auto
-from gradfree.algorithms.around.orthogonal_training import OrthogonalBackprop
+from gradfree.algorithms.auto import Auto
 from gradfree.algorithms.backprop import Backprop
+from gradfree.algorithms.deeppcr import DeepPCR
 from gradfree.algorithms.dfa import DFA
 from gradfree.algorithms.drtp import DRTP
 from gradfree.algorithms.dsf import DSF
@@ -15,27 +13,16 @@ from gradfree.algorithms.forward_gradient import ForwardGradient
 from gradfree.algorithms.foton import FOTON
 from gradfree.algorithms.highway_bp import HighwayBP
 from gradfree.algorithms.mezo import MeZO
-from gradfree.algorithms.parallel.deeppcr import DeepPCR
-from gradfree.algorithms.parallel.newton import Newton
-from gradfree.algorithms.parallel.shooting import Shooting
+from gradfree.algorithms.newton import Newton
+from gradfree.algorithms.orthogonal_training import OrthogonalBackprop
 from gradfree.algorithms.pepita import PEPITA
 from gradfree.algorithms.predictive_coding import PredictiveCoding
 from gradfree.algorithms.rtrl import RTRL
+from gradfree.algorithms.shooting import Shooting
 from gradfree.algorithms.snap import SnAp
 from gradfree.algorithms.target_propagation import TargetPropagation
 from gradfree.algorithms.truncated import Truncated
 from gradfree.algorithms.uoro import UORO
-
-
-def __getattr__(name: str) -> NoReturn:
-    """Raise, for names of earlier versions with what to use instead."""
-    if name in ("Orthogonal", "FOTONRule"):
-        raise AttributeError(
-            f"gradfree.algorithms.{name} is gone: use FOTON or OrthogonalBackprop, or any other engine on layers with "
-            "torch.nn.utils.parametrizations.orthogonal."
-        )
-    raise AttributeError(f"module 'gradfree.algorithms' has no attribute {name!r}")
-
 
 __all__ = [
     "DFA",

@@ -15,8 +15,8 @@ from gradfree.chains.kinds import known_kinds
 from gradfree.chains.site import Site
 from gradfree.depth.depth_chain import DepthChain
 from gradfree.depth.link import Link
-from gradfree.engines.feedback import FeedbackEngine
 from gradfree.errors import ChainError
+from gradfree.feedback.random_feedback import FeedbackEngine
 from gradfree.layers.layer_chain import ACTIVATION, LayerChain
 from gradfree.layers.layer_site import KnownLayers
 from gradfree.layers.roles import Convolution, Role, role_of
@@ -30,7 +30,7 @@ class DFA(FeedbackEngine):
     eq. 9: δ_l = (B_l e) ⊙ f'(a_l), with e the exact error at the last layer with weights. B_l e replaces the cotangent
     after the layer's activation, that is after the pointwise functions and dropout that follow it. VJPs through these
     are exact. Layers after a pool or a flattening do not enter. Modules before the chain get B_0 e. The paper leaves
-    the scale of B_l open; see :class:`~gradfree.engines.feedback.RandomEngine`.
+    the scale of B_l open; see :class:`~gradfree.feedback.random_feedback.RandomEngine`.
 
     In a chain of single layers, outputs must be (samples, classes); states inside may have any shape.
 

@@ -16,7 +16,7 @@ from gradfree.engines.discovery import Chains
 from gradfree.engines.online import UnitEngine
 from gradfree.engines.options import check_count
 from gradfree.errors import ChainError
-from gradfree.layers.feedback_layers import FeedbackLayers
+from gradfree.feedback.feedback_layers import FeedbackLayers
 from gradfree.time.time_chain import TimeChain
 from gradfree.wording import no_such
 

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from gradfree.chains.chain import Chain, ChainGradients
 from gradfree.chains.memory import Memory
 from gradfree.chains.site import Site
-from gradfree.engines.feedback import RandomEngine
 from gradfree.engines.options import check_positive
-from gradfree.layers.feedback_layers import FeedbackLayers
+from gradfree.feedback.feedback_layers import FeedbackLayers
+from gradfree.feedback.random_feedback import RandomEngine
 from gradfree.layers.roles import weight_of
 from gradfree.torchside.optimizer_steps import AfterStep
 from gradfree.wording import no_such
@@ -90,7 +90,7 @@ class FA(RandomEngine):
         return chain.backpropagate(direct)
 
     def feedback_weight(self, memory: Memory, path: str, weight: Tensor, fan_in: float) -> Tensor:
-        """Return B of a layer with this weight; see :class:`~gradfree.layers.feedback_layers.FeedbackSource`."""
+        """Return B of a layer with this weight; see :class:`~gradfree.feedback.feedback_layers.FeedbackSource`."""
         if self.feedback == "random":
             return self.matrix(memory, path, weight.shape, weight, fan_in)
         if self.feedback == "learned":

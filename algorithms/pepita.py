@@ -8,7 +8,7 @@ from math import sqrt
 from torch import Tensor
 
 from gradfree.chains.chain import ChainGradients
-from gradfree.engines.feedback import FeedbackEngine
+from gradfree.feedback.random_feedback import FeedbackEngine
 from gradfree.layers.layer_chain import LayerChain, normalised
 
 _SCALE = 0.05 * sqrt(2.0)

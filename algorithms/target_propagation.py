@@ -13,9 +13,9 @@ from torch import Tensor, distributed
 from gradfree.chains.chain import Chain, ChainGradients
 from gradfree.chains.memory import Memory
 from gradfree.engines.draws import new_generator
-from gradfree.engines.feedback import FeedbackEngine
 from gradfree.engines.options import check_positive
 from gradfree.errors import ChainError
+from gradfree.feedback.random_feedback import FeedbackEngine
 from gradfree.layers.layer_chain import LayerChain, normalised, scaled
 from gradfree.layers.roles import Role
 

@@ -67,5 +67,5 @@ class UORO(StreamEngine):
 
 
 def _root_of_ratio(a: Tensor, b: Tensor) -> Tensor:
-    """Return √(‖a‖ / ‖b‖) of each sequence, (B, 1), with a small number added to both norms as in the paper."""
+    """Return √(‖a‖ / ‖b‖) of each sequence, (B, 1), a small number added to both norms: s and θ begin at zero."""
     return ((a.norm(dim=1, keepdim=True) + _TINY) / (b.norm(dim=1, keepdim=True) + _TINY)).sqrt()

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import inspect
 import re
-from importlib import import_module, metadata
+from importlib import import_module
 from pathlib import Path
 from shutil import rmtree
 from typing import Any
 
+import gradfree
 from gradfree import errors
 from gradfree.registry import engine_class
 
@@ -21,7 +22,7 @@ ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
 project = "gradfree"
 html_show_copyright = False
-release = metadata.version("gradfree")
+release = gradfree.__version__
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.viewcode", "sphinx_copybutton"]
 html_theme = "furo"
 html_title = f"gradfree {release}"
@@ -32,9 +33,9 @@ autodoc_inherit_docstrings = False
 
 
 def _contents(index: str) -> str:
-    """Return a hidden table of contents for each heading: the pages that it links, then others of their folder."""
+    """Return a hidden table of contents for each heading below "All pages": the linked pages, then their folders'."""
     tables = []
-    for section in index.split("\n## ")[1:]:
+    for section in index.partition("\n## All pages\n")[2].split("\n### ")[1:]:
         pages = re.findall(r"\]\(([\w/-]+)\.md\)", section)
         folders = dict.fromkeys(page.rpartition("/")[0] for page in pages)
         found = (path.relative_to(DOCS) for folder in folders for path in sorted((DOCS / folder).glob("*.md")))
@@ -48,6 +49,8 @@ def _signature(path: str) -> list[str]:
     """Return the directive that documents what lies at ``path``, such as ``gradfree.lightning.EngineStrategy``."""
     module, _, name = path.rpartition(".")
     found = getattr(import_module(module), name)
+    if not inspect.isclass(found) and not inspect.isfunction(found):
+        return []  # A type, which the table explains.
     if not inspect.isclass(found):
         return [f".. autofunction:: {path}"]
     kind = "autoexception" if issubclass(found, Exception) else "autoclass"
@@ -70,6 +73,7 @@ def _complete(app: Any, name: str, source: list[str]) -> None:
         text += "\n```{toctree}\n:hidden:\n:glob:\nreports/*\n```\n"
     elif name == "reference/api":
         paths = re.findall(r"^\| `([\w.]+)` \|", text, re.MULTILINE)
+        paths = [path for path in paths if path.replace(".extending", "") not in paths or ".extending" not in path]
         text += "\n## Signatures\n" + _evaluated([line for path in paths for line in _signature(path)])
     elif name == "reference/refusals":
         text += "\n" + _refusals()

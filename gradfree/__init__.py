@@ -33,8 +33,6 @@ def __getattr__(name: str) -> ModuleType:
     """Import the subpackages when they are first used: ``gradfree.algorithms.HighwayBP``."""
     if name in ("algorithms", "models", "benchmarks", "huggingface", "lightning"):
         return import_module(f"gradfree.{name}")
-    if name == "forward_pipeline":
-        raise AttributeError("gradfree.forward_pipeline is gone: use DistributedDataParallel, or strategy='foton_ddp'.")
     raise AttributeError(f"module 'gradfree' has no attribute {name!r}")
 
 
@@ -43,7 +41,7 @@ def __dir__() -> list[str]:
     return [*__all__, "__version__", "algorithms", "benchmarks", "huggingface", "lightning", "models"]
 
 
-__version__ = "0.3.0"
+__version__ = "1.0.0rc1"
 __all__ = [
     "CellLayer",
     "Chain",

@@ -18,22 +18,6 @@ from gradfree.extras import MissingExtra, needs_extra
 from gradfree.wording import of_docstring, plain
 
 COMMANDS = "gradfree.commands"
-_REMOVED = {
-    "bench compare": "`report.parquet` in both folders has every figure, to be joined by polars or pandas",
-    "bench search": "call Optuna on training runs, as docs/develop/search.md shows",
-    "plan-ranks": "docs/guides/ranks.md has its formulas and a table",
-    "bench run --tracker": "report.parquet has every loss and score of every run, for any logger",
-    "bench report --tracker": "report.parquet has every loss and score of every run, for any logger",
-    "bench run --list": "--dry-run lists all cases and their states",
-    "bench run --name": "--out names the folder",
-    "bench run --no-resume": "--out names another folder",
-    "bench run --seconds": "--target reports the time to a validation score",
-    "bench run --shard": "give each job another --out, then join records: docs/guides/command-line.md",
-    "advise --train": "`gradfree bench run --model ... --data ... --engines ...` trains on held-out data",
-    "features": "in a checkout, `python benchmarks/scripts/features_page.py` and `models_page.py` make the pages",
-    "fit --engine": "--trainer.strategy takes its name, docs/guides/fit.md has its options",
-}
-"""What to use instead of commands and options that versions before 0.3 had."""
 
 
 class UsageError(Exception):
@@ -66,7 +50,6 @@ def main(args: Sequence[str] | None = None) -> None:
         print(f"gradfree {__version__}")
         return
     try:
-        _refuse_removed(given)
         if given and _parses_itself(commands.get(given[0])):
             commands[given[0]](*given[1:])
         else:
@@ -83,14 +66,6 @@ def main(args: Sequence[str] | None = None) -> None:
         sys.exit(2)
     except KeyboardInterrupt:
         sys.exit(130)
-
-
-def _refuse_removed(given: Sequence[str]) -> None:
-    words = [word.partition("=")[0] for word in given]
-    for removed, instead in _REMOVED.items():
-        command, *rest = removed.split()
-        if words[:1] == [command] and set(rest) <= set(words):
-            raise UsageError(f"there is no `gradfree {removed}` any more: {instead}.")
 
 
 def _loaded(entry: EntryPoint) -> Any:

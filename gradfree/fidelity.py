@@ -14,12 +14,12 @@ from torch import Tensor, nn
 from gradfree.chains.bypass import bypass_message
 from gradfree.chains.handle import Handle
 from gradfree.devices.hardware import widest_float, without_tf32
+from gradfree.dry_runs.intact import left_intact
 from gradfree.engines.discovery import Chains
 from gradfree.engines.engine import Engine
 from gradfree.errors import ChainError
 from gradfree.layers.roles import weight_of
 from gradfree.torchside.sharding import is_dtensor
-from gradfree.trial.intact import left_intact
 from gradfree.wording import one
 
 

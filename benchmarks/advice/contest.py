@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gradfree import gradient_fidelity
+from gradfree import engine_figures, gradient_fidelity
 from gradfree.benchmarks.advice.job import Batch, Job
 from gradfree.benchmarks.advice.time_limit import TimeIsOver, time_limit
 from gradfree.benchmarks.records.case import Row
@@ -26,6 +26,7 @@ from gradfree.benchmarks.suites.rows import BACKPROP
 from gradfree.benchmarks.timing.allocations import peak_memory
 from gradfree.benchmarks.timing.side_by_side import collecting_errors, now, statistics
 from gradfree.cli import UsageError
+from gradfree.time.layout_report import layout_notes
 
 COMPILED = "torch.compile"
 _NO_TIME = "no time was left, give a longer --budget"
@@ -69,6 +70,7 @@ class Contestant:
         memory: peak bytes of a step.
         first_ratio: the first turn's time as a multiple of autograd's, if there were no further turns; if that turn was
             stopped, what it had taken by then.
+        notes: what recurrent layers ran packed sequences as.
     """
 
     row: Row
@@ -78,6 +80,7 @@ class Contestant:
     cosine: float = nan
     memory: int | None = None
     first_ratio: float | None = None
+    notes: Sequence[str] = ()
 
     @property
     def usual(self) -> float:
@@ -234,6 +237,9 @@ def _tried(
             if ratio > _MAX_RATIO:
                 contestant.first_ratio = ratio
                 return contestant
+            with engine_figures() as figures:
+                contestant.step(job.batches[0])
+            contestant.notes = [*layout_notes(figures)]
             # On a copy, since a model may keep activations, with which it could not be copied for the next candidate.
             own, engine = copy.deepcopy(model), candidate.create_engine()
             contestant.cosine = gradient_fidelity(engine, own, job.loss_fn, job.batches[0], job.chains).total.cosine

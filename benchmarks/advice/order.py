@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from math import inf
 from typing import Any
 
 from torch import Tensor, nn
@@ -12,6 +13,8 @@ from gradfree.benchmarks.records.case import Row
 from gradfree.benchmarks.sweeps.sweep import row
 from gradfree.chains.report import Report
 from gradfree.registry import engine_class
+from gradfree.scans.narrow import MOST
+from gradfree.time.cell_layer import CellLayer
 
 _SAME = {"dsf feedback=gate": "highway_bp k=0", "truncated window=2": "fixed_point k=1"}
 """Rows with the same gradients as another row, by label: they are not tried if the other one is."""
@@ -24,9 +27,10 @@ def rows_to_try(
 ) -> tuple[dict[str, Report], list[Row]]:
     """Return the report of each engine on ``model``, and the rows of those that can be attached.
 
-    The rows come in order of promise. First is the engine that the sizes favor: on long sequences ``shooting``, in a
-    chain of many equal blocks ``highway_bp``. Then come exact engines, engines with several settings, and the others.
-    Within a group, the first settings of all engines come before any second settings.
+    The rows come in order of promise. First is the engine that the sizes favor: on long sequences ``shooting``, or
+    ``newton`` if there is a cell layer of at most eight units; in a chain of many equal blocks ``highway_bp``. Then
+    come exact engines, engines with several settings, and the others. Within a group, the first settings of all engines
+    come before any second settings.
 
     Args:
         model: the user's model.
@@ -60,7 +64,10 @@ def _favored(reports: Mapping[str, Report], inputs: Any) -> dict[str, int]:
     # How many steps a layer runs is known in a pass only; a sequence of that length enters most models.
     steps = _longest_side(inputs) if any(site.dimension == "time" for site in sites) else 0
     blocks = max((_most_alike(list(s.blocks.values())) for s in sites if s.dimension == "depth"), default=0)
-    favored = {"shooting": steps if steps >= _MANY_STEPS else 0, "highway_bp": blocks if blocks >= _MANY_BLOCKS else 0}
+    cells = [block.cell for site in sites for block in site.blocks.values() if isinstance(block, CellLayer)]
+    narrow = any(getattr(cell, "hidden_size", inf) <= MOST for cell in cells)
+    in_time = "newton" if narrow else "shooting"
+    favored = {in_time: steps if steps >= _MANY_STEPS else 0, "highway_bp": blocks if blocks >= _MANY_BLOCKS else 0}
     return {name: count for name, count in favored.items() if count}
 
 

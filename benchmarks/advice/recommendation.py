@@ -140,6 +140,8 @@ def _notes(standings: Standings) -> Iterator[str]:
     """Yield sentences on rows that the table does not show."""
     if isinstance(standings.compiled, str):
         yield f"{COMPILED}: {standings.compiled}."
+    for contestant in standings.contestants:
+        yield from (f"{contestant.row.label}: {note}" for note in contestant.notes)
     for label, error in standings.failures.items():
         yield f"{label} failed: {error.rstrip('.')}."
     if standings.untried:

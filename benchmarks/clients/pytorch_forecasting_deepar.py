@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from functools import partial
+from time import perf_counter
 from typing import Any
 
 import lightning
 import numpy as np
 import pandas as pd
-from comparing import Case, Training, compare, noisy_sine
+from comparing import WHOLE, Case, Training, compare, noisy_sine
 from pytorch_forecasting import DeepAR, TimeSeriesDataSet
 
 import gradfree.lightning  # noqa: F401  Registers the strategies.
@@ -66,7 +67,16 @@ def prepare(with_line: bool, steps: int, cell: str, several: bool = False) -> Tr
         enable_progress_bar=False,
         strategy="shooting" if with_line else "auto",
     )
-    return partial(trainer.fit, model, loader)
+    return partial(fit_and_validate, trainer, model, loader)
+
+
+def fit_and_validate(trainer: lightning.Trainer, model: DeepAR, loader: Any) -> dict[str, float]:
+    """Return the seconds of the training, and of a validation on the same data."""
+    start = perf_counter()
+    trainer.fit(model, loader)
+    trained = perf_counter()
+    trainer.validate(model, loader, verbose=False)
+    return {WHOLE: trained - start, "validation": perf_counter() - trained}
 
 
 if __name__ == "__main__":

@@ -103,6 +103,10 @@ class Case(ABC):
     def run(self) -> dict[str, Any]:
         """Measure; return the results, which can be converted to JSON."""
 
+    def outcome(self, results: Mapping[str, Any]) -> str:
+        """Return the results in a few words; empty if only the report can show them."""
+        return ""
+
     @property
     def config(self) -> dict[str, Any]:
         """All settings that the results depend on, except the seed, as JSON; functions by name.

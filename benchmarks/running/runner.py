@@ -50,7 +50,9 @@ def run_cases(planned: PlannedCases, file: RecordFile, executor: Executor, retry
                     file.append(record)
                     records[record["case"]] = record
                     finished.add(record["case"])
-                    del running[record["case"]]
+                    case = running.pop(record["case"])
+                    if words := "" if "error" in record else case.outcome(record["results"]):
+                        progress.write(f"{case}, seed {case.seed}: {words}")
                     progress.update()
                     progress.set_postfix_str(_describe(running))
 

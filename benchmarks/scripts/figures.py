@@ -138,7 +138,8 @@ class Figures:
         declared = self.declared("chart", name)
         title = self.filled(declared["title"])
         if "bars" in declared:
-            found: Any = [self._bar(*bar) for bar in declared["bars"].items()]
+            rivals = declared.get("rivals", ())
+            found: Any = [{**self._bar(*bar), "rival": bar[0] in rivals} for bar in declared["bars"].items()]
             return Picture(bars, (title, found, declared["baseline"]))
         found = {label: self._line(declared, row) for row, label in declared["rows"].items()}
         return Picture(lines, (title, found, declared["x"], declared["y"], declared.get("scale", "log")))

@@ -1,7 +1,8 @@
 """Measure layers on packed sequences and print the coefficients of ``gradfree/devices/packed_costs.py``.
 
 ``python benchmarks/scripts/packed_costs.py --seconds 240``, on an idle machine, in one thread. Layers of random sizes
-run whole, in runs and as a grid, side by side.
+run whole, in runs and as a grid, side by side. With ``--check`` it lists, of 90 layers, those that ``shooting`` makes
+slower than torch by more than 5 %.
 """
 
 from __future__ import annotations
@@ -12,8 +13,10 @@ import statistics
 import time
 import warnings
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from copy import deepcopy
 from functools import partial
+from itertools import product
 from typing import NamedTuple
 from unittest.mock import patch
 
@@ -28,8 +31,17 @@ from gradfree.devices.packed_costs import Coefficients, Layout
 from gradfree.time.runs import runs_of
 
 _MODULES: tuple[Callable[[int, int], nn.RNNBase], ...] = (nn.LSTM, nn.GRU, nn.RNN)
+_LENGTHS: dict[str, Callable[[int, int], Tensor]] = {
+    "equal": lambda batch, steps: torch.full((batch,), steps),
+    "uniform": lambda batch, steps: torch.randint(max(1, steps // 4), steps + 1, (batch,)),
+    "log-normal": lambda batch, steps: (torch.randn(batch).mul(0.6).exp() * steps / 3).round().clamp(1, steps).long(),
+    "all different": lambda batch, steps: torch.linspace(1, steps, batch).round().long(),
+}
+_SEVERAL = ("uniform", "log-normal", "all different")
 _LARGEST = 2e9
 """The most multiplications of a layer with its padding: a larger one takes too long."""
+_CHECKED, _TOO_SLOW, _LONGEST = 90, 1.05, 5e8
+"""How many layers are checked; the largest ratio; the most elements that torch may fill in one backward pass."""
 
 
 class Sample(NamedTuple):
@@ -46,19 +58,14 @@ class Sample(NamedTuple):
     times: dict[Layout, float]
 
 
-def lengths(batch: int, steps: int) -> Tensor:
-    """Return lengths of sequences, the longest ``steps``: uniform, log-normal, or all different."""
-    choices: tuple[Callable[[], Tensor], ...] = (
-        lambda: torch.randint(max(1, steps // 4), steps + 1, (batch,)),
-        lambda: (torch.randn(batch).mul(0.6).exp() * steps / 3).round().clamp(1, steps).long(),
-        lambda: torch.linspace(1, steps, batch).round().long(),
-    )
-    found = random.choice(choices)()
+def lengths(batch: int, steps: int, drawn: str) -> Tensor:
+    """Return lengths of sequences, the longest ``steps``."""
+    found = _LENGTHS[drawn](batch, steps)
     found[0] = steps
     return found
 
 
-def times(passes: dict[Layout, Callable[[], object]]) -> dict[Layout, float]:
+def times(passes: Mapping[Layout, Callable[[], object]]) -> dict[Layout, float]:
     """Return the median microseconds of each pass, in turns."""
     found = defaultdict(list)
     for run in passes.values():
@@ -75,7 +82,7 @@ def times(passes: dict[Layout, Callable[[], object]]) -> dict[Layout, float]:
 
 def in_layout(layout: Layout, run: Callable[[], object]) -> object:
     """Run an attached layer with the given layout in place of the chosen one."""
-    with patch("gradfree.time.fused.packed_layout", lambda *_, **__: layout):
+    with patch("gradfree.time.torch_layer_site.packed_layout", lambda *_, **__: layout):
         return run()
 
 
@@ -99,7 +106,9 @@ def samples(seconds: float) -> Iterator[Sample]:
         steps = random.choice([5, 10, 20, 30, 50, 70, 100, 200, 400])
         if steps * batch * units * (units + inputs) > _LARGEST or steps * units**2 * steps * batch > 5e11:
             continue
-        packed = pack_padded_sequence(torch.randn(steps, batch, inputs), lengths(batch, steps), enforce_sorted=False)
+        packed = pack_padded_sequence(
+            torch.randn(steps, batch, inputs), lengths(batch, steps, random.choice(_SEVERAL)), enforce_sorted=False
+        )
         packed = packed._replace(data=packed.data.requires_grad_())
         runs = runs_of(packed.batch_sizes)
         if len(runs) == 1:
@@ -113,6 +122,37 @@ def samples(seconds: float) -> Iterator[Sample]:
         yield Sample(name, True, *size, times({way: partial(in_layout, way, train) for way in ways}))
         test = partial(evaluate, layer, packed)
         yield Sample(name, False, *size, times({way: partial(in_layout, way, test) for way in ways[:2]}))
+
+
+def slower(seconds: float) -> Iterator[str]:
+    """Yield a line for each layer that an engine makes slower, then one on all; stop after so many seconds."""
+    end = time.perf_counter() + seconds
+    ratios: list[float] = []
+    grid = list(product((1, 4, 16, 64, 256), (5, 30, 100, 400, 2000), (8, 32, 128, 512), _MODULES[:2], _LENGTHS))
+    random.shuffle(grid)
+    for batch, steps, units, module, drawn in grid:
+        given = lengths(batch, steps, drawn)
+        if len(ratios) == _CHECKED or time.perf_counter() > end or steps * given.sum() * units > _LONGEST:
+            continue
+        packed = pack_padded_sequence(torch.randn(steps, batch, 32), given, enforce_sorted=False)
+        packed = packed._replace(data=packed.data.requires_grad_())
+        plain, cotangent = module(32, units), torch.randn(len(packed.data), units)
+        attached = deepcopy(plain)
+        create_engine("shooting").attach(attached)
+        layers: dict[Layout, nn.RNNBase] = {"whole": plain, "runs": attached}
+        passes = {layout: partial(both_passes, layer, packed, cotangent) for layout, layer in layers.items()}
+        ratio = beside(passes)
+        # Once more: it may have been a disturbance.
+        ratios.append(ratio if ratio <= _TOO_SLOW else min(ratio, beside(passes)))
+        if ratios[-1] > _TOO_SLOW:
+            yield f"{plain.mode} ({batch}, {steps}, {units}), {drawn}: {ratios[-1]:.2f}"
+    yield f"{len(ratios)} layers: at most {max(ratios):.2f} of torch's time, the median {statistics.median(ratios):.2f}"
+
+
+def beside(passes: Mapping[Layout, Callable[[], object]]) -> float:
+    """Return the time with an engine as a multiple of torch's."""
+    found = times(passes)
+    return found["runs"] / found["whole"]
 
 
 def sizes(sample: Sample, layout: Layout) -> tuple[int, int, int, int, int]:
@@ -140,12 +180,18 @@ def main() -> None:
     """Measure, fit and print."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=240.0, help="how long to measure")
+    parser.add_argument("--check", action="store_true", help="compare layers with an engine with torch's")
     torch.set_num_threads(1)
     torch.manual_seed(0)
     random.seed(0)
     warnings.simplefilter("ignore")
+    options = parser.parse_args()
+    if options.check:
+        for line in slower(options.seconds):
+            print(line, flush=True)
+        return
     found = defaultdict(list)
-    for sample in samples(parser.parse_args().seconds):
+    for sample in samples(options.seconds):
         found[sample.kind, sample.trains].append(sample)
     for trains, table in ((True, "_TRAINING"), (False, "_EVALUATION")):
         print(table)

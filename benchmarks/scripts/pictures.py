@@ -27,7 +27,7 @@ _AXIS: dict[str, Any] = {
     **{"gridColor": _GREY, "gridOpacity": 0.3, "tickCount": 6},
 }
 _FORMAT: dict[str, Any] = {"log": {"format": "~g"}, "linear": {}}
-_BAR = 36
+_BAR = 28
 _LETTER, _TITLE = 8, 64
 """Pixels for a letter of a label, and letters for a line of the title: enough for wide fonts, which browsers choose."""
 _ROOM = 1.3
@@ -35,9 +35,12 @@ _ROOM = 1.3
 
 
 def bars(title: str, found: Sequence[Mapping[str, Any]], baseline: str) -> str:
-    """Return an SVG of speed-ups, each with ``label``, ``value`` and ``text``, and of the baseline, which makes 1."""
+    """Return an SVG of speed-ups, each with ``label``, ``value``, ``text`` and ``rival``, and of the baseline: 1.
+
+    Bars of rivals are grey.
+    """
     scale = alt.Scale(domain=[0, _ROOM * max(bar["value"] for bar in found)], nice=False)
-    marks = [{**bar, "end": max(bar["value"], 1.0), "color": COLORS[bar["value"] < 1]} for bar in found]
+    marks = [{**bar, "end": max(bar["value"], 1.0), "color": _color(bar)} for bar in found]
     x, end = (alt.X(f"{name}:Q", axis=None, scale=scale) for name in ("value", "end"))
     side: Literal["left", "right"] = "left" if scale.domain[1] > 3 else "right"  # Where there is room beside the line.
     labels = alt.Axis(
@@ -48,7 +51,7 @@ def bars(title: str, found: Sequence[Mapping[str, Any]], baseline: str) -> str:
     one = alt.Chart(pl.DataFrame({"value": [1.0], "text": [f"1 = {baseline}"]})).encode(x=x)
     return _drawn(
         title,
-        each.mark_bar(size=20).encode(x=x, color=alt.Color("color:N", scale=None)),
+        each.mark_bar(size=18).encode(x=x, color=alt.Color("color:N", scale=None)),
         each.mark_text(align="left", dx=6, fontSize=14, fontWeight="bold", color=_INK).encode(x=end, text="text:N"),
         one.mark_rule(color=_GREY, strokeDash=[4, 3], strokeWidth=1.5),
         one.mark_text(align=side, dx=4 if side == "left" else -4, y="height", dy=8, fontSize=13, color=_GREY).encode(
@@ -56,6 +59,10 @@ def bars(title: str, found: Sequence[Mapping[str, Any]], baseline: str) -> str:
         ),
         height=_BAR * len(found) + 70,
     )
+
+
+def _color(bar: Mapping[str, Any]) -> str:
+    return _GREY if bar["rival"] else COLORS[bar["value"] < 1]
 
 
 def lines(

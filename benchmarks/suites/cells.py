@@ -1,9 +1,10 @@
-"""The suite of recurrences that users write themselves."""
+"""The suites of recurrences that users write themselves."""
 
 from __future__ import annotations
 
 from gradfree.benchmarks.tables.experiment import Suite
 from gradfree.benchmarks.timing.cells import Sequences, cells
+from gradfree.benchmarks.timing.narrow_steps import NarrowSequences, narrow_steps
 from gradfree.benchmarks.timing.timed import Timings
 
 _SIZES = (
@@ -12,3 +13,18 @@ _SIZES = (
 )
 
 CELLS: Suite = (Timings(cells, tuple(Sequences(*size) for size in _SIZES), (), 1, "recurrences of one's own"),)
+
+_NARROW = (
+    *(("compressor", 1), ("compressor", 8), ("state variable filter", 1), ("state variable filter", 4)),
+    ("ladder filter", 1),
+)
+
+NARROW: Suite = (
+    Timings(
+        narrow_steps,
+        (*(NarrowSequences(*each, 44_100) for each in _NARROW), NarrowSequences("Van der Pol", 4, 4_000)),
+        (),
+        1,
+        "narrow recurrences with long memory",
+    ),
+)

@@ -86,6 +86,21 @@ _DIGITS_MLP_128 = Task(
     steps=150,
     evaluations=10,
 )
+# Learning rate: 3e-3, not tuned.
+RESIDUAL_QUICK = Comparison(
+    replace(
+        _DIGITS_MLP_128,
+        name="digits_mlp_64",
+        options={**_DIGITS_MLP_128.options, "depth": 64},
+        learning_rate=3e-3,
+        batch_size=32,
+        steps=200,
+        evaluations=0,
+    ),
+    (BACKPROP, *iterated("highway_bp", 0, 2)),
+)
+"""A short comparison for suite "quick"."""
+
 _PYDOC_GPT_24 = replace(
     PYDOC,
     name="pydoc_gpt_24",

@@ -12,6 +12,7 @@ from gradfree.benchmarks.tables.experiment import Suite
 from gradfree.benchmarks.tasks.catalogue import DIGITS
 from gradfree.benchmarks.tasks.task import SGDTask
 from gradfree.benchmarks.timing.nets import EACH, SEGMENTS, Checkpointed, Network, memory_steps, step_costs
+from gradfree.benchmarks.timing.orthogonal_layers import orthogonal_layers
 from gradfree.benchmarks.timing.timed import Timings
 from gradfree.benchmarks.training.comparison import Comparison
 from gradfree.benchmarks.training.depths import DepthSweep
@@ -34,7 +35,7 @@ def _orthogonal(*temperatures: float) -> tuple[Row, ...]:
     )
 
 
-_, _, COLD, WARM = _orthogonal(1.0, 16.0)
+_, _WARM_BACKPROP, COLD, WARM = _orthogonal(1.0, 16.0)
 ROWS = (*_orthogonal(1.0, 16.0), BACKPROP, DFA, PEPITA)
 
 _RATES = (0.03, 0.1, 0.3, 1.0, 3.0)
@@ -78,8 +79,8 @@ def _mlps(*depths: int) -> dict[int, dict[str, int]]:
 
 QUICK = Comparison(
     replace(ORTHOGONAL_DIGITS, options={**ORTHOGONAL_DIGITS.options, "depth": 20}, batch_size=1024, steps=100),
-    (BACKPROP, WARM, Row("foton T=16 streaming", "foton", {"temperature": 16.0, "streaming": True}), DFA),
-    rates={"backprop": 0.3, "foton T=16": 1.0, "foton T=16 streaming": 1.0, "dfa": 1.0},
+    (BACKPROP, _WARM_BACKPROP, WARM),
+    rates={"backprop": 0.3, "orthogonal_backprop T=16": 1.0, "foton T=16": 1.0},
 )
 """A short comparison for suite "quick". Rates: of 0.3, 1 and 3 the best on validation data, with another seed."""
 
@@ -121,3 +122,22 @@ FORWARD_MEMORY: Suite = (
     ),
 )
 """Time and memory of a step, beside torch's checkpoints."""
+
+_EACH_STEP = tuple(
+    Row(
+        f"{ORTHOGONAL.label} every step, {count}",
+        ORTHOGONAL.engine,
+        {"orthogonalize_every": 1, "orthogonalize_steps": count},
+    )
+    for count in (1, 2)
+)
+_WIDTHS = ((64, 64), (128, 64), (256, 128), (512, 128), (512, 1024))
+ORTHOGONAL_LAYERS: Suite = (
+    Timings(
+        orthogonal_layers,
+        tuple(Network(depth=4, width=width, batch=batch) for width, batch in _WIDTHS),
+        (ORTHOGONAL, *_EACH_STEP, FOTON),
+        threads=1,
+    ),
+)
+"""Layers that stay orthogonal, beside torch's parametrization."""

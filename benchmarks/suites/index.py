@@ -8,8 +8,8 @@ from functools import partial
 from gradfree.benchmarks.records.case import Row
 from gradfree.benchmarks.suites import forward_only
 from gradfree.benchmarks.suites.alternatives import ALTERNATIVES, ALTERNATIVES_SHORT
-from gradfree.benchmarks.suites.cells import CELLS
-from gradfree.benchmarks.suites.depth import DEPTH_MAP, DEPTH_TRAINING, GPU_DEPTH
+from gradfree.benchmarks.suites.cells import CELLS, NARROW
+from gradfree.benchmarks.suites.depth import DEPTH_MAP, DEPTH_TRAINING, GPU_DEPTH, RESIDUAL_QUICK
 from gradfree.benchmarks.suites.long_sequences import (
     EVALUATION,
     GPU_TIME,
@@ -18,6 +18,7 @@ from gradfree.benchmarks.suites.long_sequences import (
     PYDOC_LONG,
     SHOOTING,
 )
+from gradfree.benchmarks.suites.online import ONLINE
 from gradfree.benchmarks.suites.packed import PACKED
 from gradfree.benchmarks.suites.papers import DSF_WIKITEXT_SMALL, FOTON_DEPTH_SMALL, HIGHWAY_BP_TABLE6_SMALL
 from gradfree.benchmarks.suites.rows import BACKPROP, DSF, DSF_GATE, TRUNCATED, iterated
@@ -28,13 +29,9 @@ from gradfree.benchmarks.timing.conditions import CONDITIONS, conditions
 from gradfree.benchmarks.timing.recurrent_layers import RecurrentLayer, layers
 from gradfree.benchmarks.timing.timed import Timings
 from gradfree.benchmarks.training.comparison import Comparison
-from gradfree.benchmarks.training.courses import courses
-from gradfree.benchmarks.training.target import TimeToTarget
 
 _BACKPROP = (BACKPROP, Row("backprop via chain", "backprop", {}))
 _highway = partial(iterated, "highway_bp")
-_LONG = Comparison(PYDOC_LONG, (*_BACKPROP, SHOOTING))
-_LONG_COURSE = Timings(courses, (PYDOC_LONG,), _LONG.rows, threads=1)
 _DSF = (DSF, DSF_GATE)
 _RECURRENT = (
     *_BACKPROP,
@@ -75,14 +72,8 @@ def _pydoc(cell: str) -> Task:
 # γ = 0 everywhere. The paper uses 0.2 for pre-LN transformers, but on pydoc's validation data 0 was no worse:
 # perplexity 11.7, 10.4, 10.5, 10.8 at k = 0, 1, 2, 4 against 12.0, 10.8, 10.5, 10.9, means over three other seeds.
 SUITES: dict[str, Suite] = {
-    # Two and a half minutes on two cores. Steps take 5 ms and more: shorter ones would measure overheads.
-    "quick": (
-        TimeToTarget(_LONG, 12.0, _LONG_COURSE),
-        _LONG,
-        _LONG_COURSE,
-        Comparison(replace(catalogue.PYDOC_GRU, steps=150), (*_BACKPROP, DSF_GATE, *_highway(0, 1))),
-        forward_only.QUICK,
-    ),
+    # One model of each family, in less than two minutes on two cores; each step takes long enough to be timed.
+    "quick": (RESIDUAL_QUICK, Comparison(replace(PYDOC_LONG, evaluations=0), (BACKPROP, SHOOTING)), forward_only.QUICK),
     "rnn": (
         Timings(layers, _LAYERS, _LAYER_ROWS, threads=2),
         Comparison(catalogue.PYDOC_GRU, _RECURRENT),
@@ -102,6 +93,8 @@ SUITES: dict[str, Suite] = {
     "evaluation": EVALUATION,
     "packed": PACKED,
     "cells": CELLS,
+    "online": ONLINE,
+    "narrow": NARROW,
     "precision": PRECISION,
     "gpu-time": GPU_TIME,
     "depth-map": DEPTH_MAP,
@@ -111,6 +104,7 @@ SUITES: dict[str, Suite] = {
     "alternatives-short": ALTERNATIVES_SHORT,
     "forward-only": forward_only.FORWARD_ONLY,
     "forward-memory": forward_only.FORWARD_MEMORY,
+    "orthogonal-layers": forward_only.ORTHOGONAL_LAYERS,
     "temperature": forward_only.TEMPERATURE,
     "highway-bp-table6-small": HIGHWAY_BP_TABLE6_SMALL,
     "dsf-wikitext-small": DSF_WIKITEXT_SMALL,

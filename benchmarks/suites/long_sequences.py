@@ -15,6 +15,7 @@ from gradfree.benchmarks.tables.experiment import Suite
 from gradfree.benchmarks.tasks.catalogue import ADDING, PARITY, PYDOC_GRU, TINYSHAKESPEARE
 from gradfree.benchmarks.tasks.metrics import digit_accuracy
 from gradfree.benchmarks.tasks.task import Score, Task, TextTask
+from gradfree.benchmarks.timing.evaluated_program import Program, evaluated_program
 from gradfree.benchmarks.timing.recurrent_layers import RecurrentLayer, evaluated_layers, layer_precision, long_layers
 from gradfree.benchmarks.timing.timed import Timings
 from gradfree.benchmarks.training.comparison import Comparison
@@ -151,6 +152,7 @@ _EVALUATED += (RecurrentLayer("RNN", 1, 4096, 64), RecurrentLayer("LSTM", 1, 409
 EVALUATION: Suite = (
     Timings(evaluated_layers, _EVALUATED, (SHOOTING,), 1, "recurrent layers, evaluation, one thread"),
     Timings(evaluated_layers, _EVALUATED, (SHOOTING,), 2, "recurrent layers, evaluation, two threads"),
+    Timings(evaluated_program, (Program(8000, 96),), (SHOOTING,), 1),
 )
 
 _PRECISION = (

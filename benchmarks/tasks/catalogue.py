@@ -117,7 +117,7 @@ PARITY = Task(
 
 DELAYED_RECALL = Task(
     name="delayed_recall",
-    data=Synthetic(recall_pixels, length=30, train=20000, held_out=1000),
+    data=Synthetic(recall_pixels, length=16, train=20000, held_out=1000),
     model="pixel_classifier",
     options={"in_channels": 9, "num_classes": 8, "cell": "gru", "width": 32},
     score=Score("accuracy", "%", digit_accuracy, factor=100.0),

@@ -233,14 +233,15 @@ class Network:
         return f"{self.depth} layers of {self.width}, batch {self.batch}"
 
 
-def build_trainee(network: Network, row: Row, device: str, seed: int) -> Trainee:
-    """Return a network in training with the row's engine attached."""
+def build_trainee(network: Network, row: Row | None, device: str, seed: int) -> Trainee:
+    """Return a network in training, with the row's engine attached if there is a row."""
     width = network.width
     options = {"in_features": width, "num_classes": _CLASSES, "depth": network.depth, "width": width}
     net = Net("orthogonal_mlp", options, network.batch, (width,), _CLASSES)
     model, inputs, targets = net.build(seed, device)
     optimizer = torch.optim.SGD(model.parameters(), lr=_LEARNING_RATE)
-    row.create_engine().attach(model)
+    if row is not None:
+        row.create_engine().attach(model)
     return Trainee(model, optimizer, cross_entropy, inputs, targets)
 
 

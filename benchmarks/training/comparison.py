@@ -94,6 +94,12 @@ class Training(Case):
         scores = {name: task.score.of(model, getattr(data, name)) for name in self.scored}
         return {"losses": losses, "fidelity": fidelity, **scores, **about} | ({"curve": curve} if curve else {})
 
+    def outcome(self, results: Mapping[str, Any]) -> str:
+        """Return the last of the scores."""
+        *_, split = self.scored
+        score = self.task.score
+        return f"{split} {score.name} {results[split]:.2f} {score.unit}"
+
     def probe(self, fidelity: Fidelity, handle: Handle) -> dict[str, Any]:
         """Return what to record of the gradient's fidelity at one step.
 

@@ -207,4 +207,9 @@ class Summary:
         losses = runs(self.facts, LOSS)
         if losses.height:
             axis = Axis("training loss (mean of a batch)", scale_of(losses["y"].to_list()))
+            seconds = {row: step.value for row, step in estimates(self.facts, metric=STEP, unit="s").items()}
+            if seconds:
+                of_row = pl.col("row").replace_strict(seconds, default=None, return_dtype=pl.Float64)
+                timed = losses.with_columns(x=pl.col("x") * of_row).drop_nulls("x")
+                yield Chart(f"{where}: training loss against time", timed, Axis("time of the steps (s)"), axis, True)
             yield Chart(f"{where}: training loss", losses, Axis("step (number)"), axis, True)

@@ -103,7 +103,7 @@ class TimeToTarget(Experiment):
                 column("step (ms)", STEP, unit="s", factor=1e3),
                 column("steps to target", _STEPS, "{value:.0f}"),
                 column("time to target (s)", _TIME, unit="s"),
-                column("time (×)", _TIME, unit=ratio),
+                column("time to target (×)", _TIME, unit=ratio),
                 column("reached", _REACHED, "{note}"),
             ],
             legend=(

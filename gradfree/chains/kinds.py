@@ -12,10 +12,10 @@ _Kind = TypeVar("_Kind", bound=type[Site])
 
 # By name: these modules import this room.
 _OWN = (
-    "gradfree.depth.depth_site:Container",
-    "gradfree.time.unrolled:Unrolled",
+    "gradfree.rows.row_site:RowContainer",
+    "gradfree.time.cell_site:CellLayerSite",
     "gradfree.layers.layer_site:Layered",
-    "gradfree.time.fused:Recurrent",
+    "gradfree.time.torch_layer_site:TorchLayerSite",
 )
 _registered: dict[str, type[Site]] = {}
 

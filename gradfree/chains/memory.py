@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping, Sequence
 from math import nan, prod
 
@@ -25,15 +24,20 @@ class Memory:
         return {f"{owner}: {name}": kept for owner, own in self._owners.items() for name, kept in own.items()}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Replace all tensors by those of ``state``, from :meth:`state_dict`; give a warning for earlier versions'."""
+        """Replace all tensors by those of ``state``, from :meth:`state_dict`.
+
+        Raises:
+            ValueError: a name in ``state`` has no owner; nothing is loaded then.
+        """
+        if foreign := [key for key in state if ": " not in key]:
+            raise ValueError(
+                f"{foreign[0]!r} is no name of a chain's state. Load what the handle's state_dict() returned."
+            )
         for own in self._owners.values():
             own.clear()
         for key, kept in state.items():
             owner, _, name = key.rpartition(": ")
-            if owner:
-                self.of(owner)[name] = kept
-            else:
-                warnings.warn(f"{key!r} in the engine's state is of gradfree 0.2 and is not loaded.", stacklevel=2)
+            self.of(owner)[name] = kept
 
 
 def running_mean(memory: Memory, name: str, value: Tensor, momentum: float) -> Tensor:

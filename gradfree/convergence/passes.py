@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import wraps
 from typing import Any, ClassVar
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from gradfree.chains.chain import Chain
 from gradfree.convergence.outcome import Outcome
-from gradfree.time.forward import LayerCall, Recurrence, Trajectory
+from gradfree.time.forward import Recurrence, Trajectory
 
 _FIRST_PAUSE = 50
 
@@ -121,22 +121,3 @@ def record_passes(chain: Chain, *passes: object) -> None:
         if isinstance(each, Pass):
             each.remember()
             each.report(chain.offer)
-
-
-def left_to_torch(call: LayerCall, owner: str, swept: bool) -> Sequence[Callable[[], None]] | None:
-    """Leave a layer to torch's kernel if no sweeps are tried and torch is faster than the closed form.
-
-    Args:
-        call: of the layer. Without a backward pass there is no closed form.
-        owner: the engine's namespace in the chain's memory.
-        swept: whether sizes and options allow sweeps.
-
-    Returns:
-        The return value of :meth:`gradfree.Engine.leave_to_torch`: the functions count this pass in the chains' pauses.
-    """
-    memory = call.memory.of(owner)
-    whats = ("forward", "backward") if call.trains else ("forward",)
-    paused = [each for path in call.paths for what in whats if (each := Pass(path, what, memory)).is_paused]
-    if (swept and not paused) or (call.trains and not call.torch_is_faster):
-        return None
-    return [each.remember for each in paused]

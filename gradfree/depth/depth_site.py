@@ -15,10 +15,8 @@ from gradfree.chains.refusals import attached, hooked
 from gradfree.chains.site import Removable, Site, enclosing
 from gradfree.chains.solving import Attachment
 from gradfree.depth.recorder import BlockRecorder, RecordedChain
-from gradfree.depth.row import SequentialRow
 from gradfree.errors import LAZY, SCRIPTED
 from gradfree.torchside.sharding import is_torchs_own, own_class, sharded
-from gradfree.torchside.unsaved import Unsaved
 
 _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 
@@ -77,18 +75,9 @@ class Blocks(Site):
         """Return the shape of the running mean of the residual path: one number."""
         return {"residual": ()}
 
-    @property
-    def can_be_batched(self) -> bool:
-        """Whether a plain ``nn.Sequential`` runs the blocks; whether they are equal is checked in each pass."""
-        return SequentialRow.fits(self._container, list(self.blocks.values()))
-
     def record(self, attachment: Attachment) -> list[Removable]:
-        """Put the recorder's hooks on the blocks, and the forward of a row on their container if they may be one."""
-        chain = RecordedChain(attachment, self)
-        handles = chain.record()
-        if attachment.batched and attachment.engine.pulls_at_once and self.can_be_batched:
-            handles += [SequentialRow(chain, self._container), Unsaved(self._container, {"forward"})]
-        return handles
+        """Put the recorder's hooks on the blocks."""
+        return RecordedChain(attachment, self).record()
 
     def __str__(self) -> str:
         return f"{len(self.blocks)} blocks"

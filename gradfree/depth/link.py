@@ -19,11 +19,11 @@ from torch.utils.checkpoint import CheckpointFunction
 from gradfree.algebra.cotangents import Cotangent, Factor, plus
 from gradfree.chains.chain import ChainGradients
 from gradfree.depth.nodes import BORDERS
+from gradfree.depth.residual import residual_factor
 from gradfree.errors import ChainError
 from gradfree.torchside.graph import Reached, may_write, walk, was_cast
 from gradfree.torchside.hooks import has_hooks, without_hooks
 from gradfree.torchside.private import node_class, version
-from gradfree.torchside.residual import residual_factor
 
 
 class BlockGraph(NamedTuple):

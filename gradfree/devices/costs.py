@@ -25,6 +25,9 @@ _SWEEP_ROW, _SWEEP_START = 3.0, 50.0
 # The fewest sweeps that layers have been seen to need, if K is a part of F, and if K = F.
 _FEWEST, _FEWEST_EXACT = 8, 3
 
+# A sweep's start-up time in steps of a Python loop, and how many numbers of Jacobians take as long as such a step.
+_NARROW_START, _NARROW_NUMBERS = 20.0, 4500.0
+
 _PERSISTENT_UNITS = 192
 """Up to this number of units cuDNN keeps weights in registers; the time then grows with the batch size."""
 _PERSISTENT_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
@@ -124,8 +127,25 @@ def newton_break_even_sweeps(length: int, like: Tensor, kind: str) -> int:
     """
     batch = len(like)
     free = _ONEDNN if kind == "LSTM" and like.device.type == "cpu" else free_rows(like, kind, fused=False)
+    if kind == "separate units":
+        # Its work grows with the number of units, not with its square; the start-up time of its steps is a loop's.
+        free *= max(1.0, 64 / like.shape[1])
     worth = int(length * _step_cost(batch, free) / (_SWEEP_START + _SWEEP_ROW * length * batch / free))
     return worth if worth >= (_FEWEST_EXACT if kind == "separate units" else _FEWEST) else 0
+
+
+def affordable_sweeps(length: int, rows: int, width: int) -> int:
+    """Return how many sweeps of Newton's method over all steps of a loop take a tenth of the loop's time.
+
+    A step of a loop in Python takes its start-up time, in both passes. A sweep takes that for each VJP, and a time for
+    each number of the Jacobians.
+
+    Args:
+        length: T.
+        rows: R, those of the carry.
+        width: n, the numbers of a row.
+    """
+    return int(0.1 * length / (_NARROW_START + length * rows * width**2 / _NARROW_NUMBERS))
 
 
 def batch_pays(device: torch.device, nodes: int, parameters: int, activations: int) -> bool:

@@ -21,24 +21,13 @@ from gradfree.chains.memory import Memory
 from gradfree.chains.report import Report, path_name
 from gradfree.chains.site import Removable, Site
 from gradfree.chains.solving import Attachment
+from gradfree.dry_runs.dry_run import Batch, dry_run
 from gradfree.engines.discovery import Chains, alternatives, validate
 from gradfree.engines.rank_segment import Neighbors
 from gradfree.errors import ChainError
 from gradfree.torchside.optimizer_steps import AfterStep, StepCounter
 from gradfree.torchside.unsaved import unsaved_hooks
-from gradfree.trial.dry_run import Batch, dry_run
 from gradfree.wording import one
-
-_RENAMED = {
-    "examine": "validate",
-    "parts": "install",
-    "leaves": "leave_to_torch",
-    "across": "gradients_on_ranks",
-    "problems_across": "problems_on_ranks",
-    "as_exact_as": "exact_ones",
-    "judge": "problems_with",
-}
-
 
 NOTHING_ATTACHED = "nothing is attached, autograd computes all gradients: "
 """Begins the note of an engine that leaves a whole model to autograd."""
@@ -68,13 +57,6 @@ class Engine(Solver):
 
     is_random: ClassVar[bool] = False
     """Whether the engine draws new random numbers in each pass, so that gradients differ from pass to pass."""
-
-    def __init_subclass__(cls, **options: Any) -> None:
-        """Raise for methods that had another name in earlier versions: nothing would call them."""
-        super().__init_subclass__(**options)
-        for name, now in _RENAMED.items():
-            if name in vars(cls):
-                raise TypeError(f"{cls.__name__}.{name} is called {now} since gradfree 0.3: rename it.")
 
     def __new__(cls, *args: Any, **options: Any) -> Engine:
         """Raise for options that the engine does not have."""

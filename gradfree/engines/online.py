@@ -17,9 +17,9 @@ from gradfree.chains.report import path_name
 from gradfree.chains.site import Site
 from gradfree.engines.engine import Engine
 from gradfree.errors import ChainError
+from gradfree.time.cell_site import CellLayerSite
 from gradfree.time.closed_forms import Links, State
 from gradfree.time.time_chain import TimeChain
-from gradfree.time.unrolled import Unrolled
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -225,7 +225,7 @@ class UnitEngine(InfluenceEngine):
     def problems_with(self, site: Site) -> Iterator[str]:
         """Yield a problem for a stream through a cell of one's own, whose weights may act on several units."""
         yield from super().problems_with(site)
-        if self.stream and isinstance(site, Unrolled):
+        if self.stream and isinstance(site, CellLayerSite):
             yield (
                 f"{path_name(site.path)} is a CellLayer: {type(self).__name__} can carry a stream through torch's "
                 "layers only. Use the engine 'rtrl', or stream=False."

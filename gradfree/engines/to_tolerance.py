@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from abc import abstractmethod
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -11,8 +12,10 @@ import torch
 from gradfree.chains.report import path_name
 from gradfree.chains.site import Site
 from gradfree.convergence.outcome import finest_tolerance, tolerance_for
+from gradfree.convergence.passes import Pass
 from gradfree.engines.engine import Engine
 from gradfree.engines.options import check_count, check_number
+from gradfree.time.forward import LayerCall
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,6 +37,8 @@ class ToleranceEngine(Engine):
 
     min_sweeps: ClassVar[int] = 1
     """The smallest allowed ``max_sweeps``."""
+    namespace: ClassVar[str]
+    """The engine's namespace in a chain's memory."""
 
     tolerance: float | None = None
     max_sweeps: int | None = None
@@ -72,6 +77,23 @@ class ToleranceEngine(Engine):
     def evaluates(self) -> bool:
         """Whether :attr:`evaluation` is on."""
         return self.evaluation
+
+    @abstractmethod
+    def may_sweep(self, call: LayerCall) -> bool:
+        """Return whether sizes and options allow sweeps in a call of one of torch's layers."""
+
+    def leave_to_torch(self, call: LayerCall) -> Sequence[Callable[[], None]] | None:
+        """Leave a layer to torch's kernel if no sweeps are tried and torch is faster than the closed form.
+
+        Returns:
+            See :meth:`gradfree.Engine.leave_to_torch`: the functions count this pass in the chains' pauses.
+        """
+        memory = call.memory.of(self.namespace)
+        whats = ("forward", "backward") if call.trains else ("forward",)  # No closed form without a backward pass.
+        paused = [each for path in call.paths for what in whats if (each := Pass(path, what, memory)).is_paused]
+        if (not paused and self.may_sweep(call)) or (call.trains and not call.torch_is_faster):
+            return None
+        return [each.remember for each in paused]
 
     def outputs_within(self, dtype: torch.dtype) -> float:
         """Return the tolerance."""

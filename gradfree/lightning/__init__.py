@@ -38,21 +38,6 @@ def engine_strategy(engine: str | Engine, base: type = SingleDeviceStrategy, **o
     return with_engine(base)(engine, **options)
 
 
-_GONE = {
-    "Classifier": "docs/guides/fit.md has a LightningModule of your own",
-    "LanguageModel": "a LightningModule of your own takes ten lines",
-    "RandomStates": "with dropout, a resumed run draws other masks",
-    "ResumableLoader": "save checkpoints at the end of epochs, and use a DataLoader",
-    "WatchGradient": "docs/guides/watching.md has a callback of ten lines",
-}
-
-
-def __getattr__(name: str) -> Any:
-    if name in _GONE:
-        raise AttributeError(f"gradfree.lightning.{name} is gone: {_GONE[name]}.")
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
-
 register_engines()
 if "layer_parallel" not in StrategyRegistry:
     StrategyRegistry.register("layer_parallel", LayerParallelStrategy, "gradfree's highway_bp, blocks on each device")

@@ -26,7 +26,10 @@ _KEY = "gradfree"
 
 
 class EngineMixin:
-    """A strategy with an engine, attached during ``fit``; the mixin comes before the strategy class among the bases.
+    """A strategy with an engine; the mixin comes before the strategy class among the bases.
+
+    The engine is attached during ``fit``. One that is faster in recurrent layers without gradients, too, is also
+    attached during ``validate``, ``test`` and ``predict``.
 
     Args:
         engine: an engine's name, or an engine.
@@ -37,7 +40,7 @@ class EngineMixin:
 
     Attributes:
         engine: the engine.
-        handle: of the last ``fit``.
+        handle: of the last loop that the engine was attached in.
 
     Raises:
         TypeError: an option that neither the engine nor the strategy has.
@@ -88,15 +91,15 @@ class EngineMixin:
         self._accelerator = accelerator
 
     def setup(self, trainer: Any) -> None:
-        """Attach the engine in a ``fit``, and set up as usual."""
-        if trainer.state.fn == "fit":
+        """Attach the engine, and set up as usual."""
+        if trainer.state.fn == "fit" or self.engine.evaluates:
             before = self.handle
             with named_baseline():
                 self.handle = self.engine.attach(
                     trainer.lightning_module, self.chains, batched=self.batched, residual=self.residual
                 )
             if self._restored is None and before.blocks == self.handle.blocks:
-                # Another fit of the same model continues with the engine's state of the last one.
+                # Another loop over the same model continues with the engine's state of the last one.
                 self._restored = before.state_dict()
             self.handle.load_state_dict(self._restored or {})
         self._restored = None

@@ -41,7 +41,6 @@ class LayerParallelStrategy(DDPStrategy):
         chains: as in :func:`gradfree.layer_parallel`, with paths in that module.
         costs: of each block, as in :func:`gradfree.layer_parallel`.
         residual: as in :meth:`gradfree.Engine.attach`.
-        microbatches: the number of parts into which each batch is split.
         **options: the engine's, if it is given by name, and those of ``DDPStrategy``.
 
     Attributes:
@@ -57,7 +56,6 @@ class LayerParallelStrategy(DDPStrategy):
         chains: Chains | None = None,
         costs: Sequence[float] | None = None,
         residual: float | None = None,
-        microbatches: int = 1,
         **options: Any,
     ):
         if stages is not None and (isinstance(stages, bool) or not isinstance(stages, int) or stages < 1):
@@ -66,7 +64,6 @@ class LayerParallelStrategy(DDPStrategy):
         self.engine = resolve_engine(engine, {name: options.pop(name) for name in list(options) if name in known})
         self.stages, self._path = stages, model
         self._placed: dict[str, Any] = {"chains": chains, "costs": costs, "residual": residual}
-        self._placed["microbatches"] = microbatches
         super().__init__(**options)
 
     stage: Stage | None = None

@@ -10,10 +10,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from gradfree.algebra.block_scan import Blocks, block_scan, clamped
+from gradfree.time.cell_chain import check_batched_states
 from gradfree.time.cell_layer import ElementwiseCell, apply_cell, unit_blocks
 from gradfree.time.closed_forms import LinearisedGRU, LinearisedLSTM, LinearisedRNN, lstm_gates, recompute_gates
 from gradfree.time.forward import Recurrence
-from gradfree.time.unrolled_chain import check_batched_states
 
 Guess = Sequence[Tensor]
 """The states after all steps, part by part, (T, B, H)."""

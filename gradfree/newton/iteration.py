@@ -14,6 +14,25 @@ from gradfree.devices.hardware import product_rounding
 
 # Limits the estimate of the remaining change, in multiples of the last: with slow convergence it is unreliable.
 _MAX_REMAINING = 10.0
+# So many sweeps of an elementwise cell may bring no progress, even if they take more than a tenth of the loop's time.
+_PATIENCE = 8
+
+
+@dataclass(frozen=True)
+class NewtonRule(StoppingRule):
+    """When Newton's method gives up.
+
+    Attributes:
+        patience: after so many sweeps each further one must halve the mismatch; by default a tenth of the loop's time.
+    """
+
+    patience: int = 0
+
+    def should_stop(self, outcome: Outcome) -> bool:
+        """Return whether to give up."""
+        *_, before, last = (inf, *outcome.mismatches)
+        late = outcome.sweeps >= self.patience and not last <= before / 2
+        return late or outcome.sweeps >= self.most or not isfinite(last)
 
 
 @dataclass(frozen=True)
@@ -38,9 +57,12 @@ class NewtonOptions:
         # As many sweeps as there are steps are always exact.
         if not sweeps:
             return None
-        # The cell of separate units has no product with a state.
-        rounding = 0.0 if kind == "separate units" else product_rounding(like.device, like.dtype)
-        return StoppingRule(tolerance_for(self.tolerance, like.dtype, rounding), min(sweeps, length))
+        if kind != "separate units":
+            tolerance = tolerance_for(self.tolerance, like.dtype, product_rounding(like.device, like.dtype))
+            return StoppingRule(tolerance, min(sweeps, length))
+        # Such a cell has no product with a state.
+        patience = sweeps if self.max_sweeps is not None else max(_PATIENCE, sweeps // 10)
+        return NewtonRule(tolerance_for(self.tolerance, like.dtype), min(sweeps, length), patience=patience)
 
 
 def iterate(
@@ -70,7 +92,7 @@ def iterate(
         jumps = [new - part for new, part in zip(state, old, strict=True)]
         changes.append(relative(jumps, [largest(new) for new in state]))
         if isfinite(changes[-1]):
-            outcome.mismatches.append(changes[-1] * _remaining_change(changes, exact_jacobian))
+            outcome.mismatches.append(changes[-1] * remaining_change(changes, exact_jacobian))
         else:
             outcome.mismatches.append(inf if all(isfinite(largest(part).item()) for part in inputs) else nan)
         exact = outcome.sweeps >= len(state[0]) and isfinite(changes[-1])
@@ -79,7 +101,7 @@ def iterate(
             return state, outcome
 
 
-def _remaining_change(changes: Sequence[float], exact_jacobian: bool) -> float:
+def remaining_change(changes: Sequence[float], exact_jacobian: bool) -> float:
     """Return the expected change by all further sweeps, in multiples of the last change.
 
     Assumes a geometric series of changes or, with the exact Jacobian, faster convergence. Quasi-Newton sweeps may slow

@@ -15,7 +15,7 @@ from gradfree.torchside.guards import refuse_second_derivatives
 
 class _Context(FunctionCtx):
     check: Any
-    zeros: Sequence[Tensor]
+    zeros: Tensor
 
 
 class Arrived(torch.autograd.Function):
@@ -37,25 +37,25 @@ class Arrived(torch.autograd.Function):
 
 
 class Sent(torch.autograd.Function):
-    """(check, n, which outputs need a gradient, n sent states, outputs) -> outputs.
+    """(check, which outputs need a gradient, the state that this rank has sent, outputs) -> outputs.
 
-    ``check`` is called with the cotangents of the outputs. A backward pass from an output reaches the states that this
-    rank has sent, with zeros, so that the engine runs; it receives the real cotangents from the next rank.
+    ``check`` is called with the cotangents of the outputs. A backward pass from an output reaches the sent state, with
+    zeros, so that the engine runs; it receives the real cotangent from the next rank.
     """
 
     @staticmethod
     def forward(
         ctx: _Context,
         check: Callable[[Sequence[Cotangent]], None],
-        count: int,
         needing: Sequence[bool],
+        sent: Tensor,
         *tensors: Tensor,
     ) -> tuple[Tensor, ...]:
         """Return the outputs, detached."""
         ctx.check = check
-        ctx.zeros = [state.new_zeros(()).expand(state.shape) for state in tensors[:count]]
+        ctx.zeros = sent.new_zeros(()).expand(sent.shape)
         ctx.set_materialize_grads(False)
-        outputs = tuple(tensor.detach() for tensor in tensors[count:])
+        outputs = tuple(tensor.detach() for tensor in tensors)
         ctx.mark_non_differentiable(*(t for t, needed in zip(outputs, needing, strict=True) if not needed))
         return outputs
 
@@ -64,7 +64,7 @@ class Sent(torch.autograd.Function):
         """Check the cotangents, and return those of the outputs unchanged."""
         refuse_second_derivatives()
         ctx.check(cotangents)
-        return None, None, None, *ctx.zeros, *cotangents
+        return None, None, ctx.zeros, *cotangents
 
 
 def anchor() -> Tensor:

@@ -12,7 +12,7 @@ from torch import nn
 from gradfree.chains.site import Site
 from gradfree.errors import SHARED_WEIGHT, ChainError
 from gradfree.ranks.traced_use import traced_use
-from gradfree.rows.structure import tensors_of
+from gradfree.torchside.structure import tensors_of
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,6 @@ from gradfree.engines.engine import Engine
 from gradfree.errors import BETWEEN, EXACT_ON_RANKS, ChainError
 from gradfree.ranks.crossings import Sent
 from gradfree.ranks.messages import OUTPUTS, Messages, group_of
-from gradfree.ranks.microbatches import cut, joined, skeleton_of
 from gradfree.ranks.model_part import ModelPart
 from gradfree.ranks.placeholders import EarlyExit
 from gradfree.ranks.placement import Placement, place
@@ -42,7 +41,6 @@ def layer_parallel(
     chains: Chains | None = None,
     costs: Sequence[float] | None = None,
     residual: float | None = None,
-    microbatches: int = 1,
     **options: Any,
 ) -> Stage:
     """Split ``model`` across ranks: each rank keeps one run of blocks; the first and last also the modules around them.
@@ -50,8 +48,8 @@ def layer_parallel(
     Call it on every rank of the group with the same model, before making the optimizer: ``model.parameters()`` are then
     those of this rank. The training loop does not change, and all ranks get the same batches. ``model(x)`` returns the
     same outputs everywhere, and ``loss.backward()`` solves the runs of all ranks at once. The method is multiple
-    shooting (Bock & Plitt 1984) with Highway-BP (arXiv 2501.17086) across the borders (``papers/segments.md``, section
-    4). With n ranks, gradients are exact for ``iterations`` of n - 1 or more.
+    shooting (Bock & Plitt 1984) with Highway-BP (arXiv 2501.17086) across the borders. With n ranks,
+    gradients are exact for ``iterations`` of n - 1 or more.
 
     Args:
         model: any module with a chain of blocks, changed in place.
@@ -60,9 +58,6 @@ def layer_parallel(
         chains: the one chain to split, as in :meth:`gradfree.Engine.validate`; by default it is found.
         costs: of each block, such as its measured time, to balance the runs; by default its number of parameters.
         residual: as in :meth:`gradfree.Engine.attach`.
-        microbatches: m, the number of parts that each batch is split into, along the first dimension of the model's
-            input tensors. Ranks work on them at the same time, so that a forward pass takes (n + m - 1) / (n m) of the
-            time of one process. A batch of fewer than m samples is split into single samples.
         **options: the engine's options, if it is given by name.
 
     Returns:
@@ -74,14 +69,12 @@ def layer_parallel(
     if stage_of(model) is not None:
         raise ChainError("the model is split across ranks already: call layer_parallel once for each model.")
     group = group_of(mesh)
-    if isinstance(microbatches, bool) or not isinstance(microbatches, int) or microbatches < 1:
-        raise ChainError(f"microbatches must be a number of parts, 1 or more, not {microbatches!r}.")
     messages = Messages(group)
     solver = resolve_engine(engine, options)
     site = _site(model, solver, chains, residual, messages.count)
     placement = place(model, site, messages.count, costs)
-    messages.agree({"the engine": repr(solver), "microbatches": microbatches} | _facts(model, placement))
-    return Stage(model, solver, placement, messages, residual, microbatches)
+    messages.agree({"the engine": repr(solver)} | _facts(model, placement))
+    return Stage(model, solver, placement, messages, residual)
 
 
 def stage_of(model: nn.Module) -> Stage | None:
@@ -100,18 +93,12 @@ class Stage(ModelPart):
     """
 
     def __init__(
-        self,
-        model: nn.Module,
-        engine: Engine,
-        placement: Placement,
-        messages: Messages,
-        residual: float | None,
-        microbatches: int,
+        self, model: nn.Module, engine: Engine, placement: Placement, messages: Messages, residual: float | None
     ):
         blocks = [model.get_submodule(path) for path in placement.blocks]
         self._ports = [port_of(block) for block in blocks]
         super().__init__(model, placement, messages)
-        self._microbatches, self._passes = microbatches, WeakTensorKeyDictionary()
+        self._passes = WeakTensorKeyDictionary()
         on_rank = OnRank(engine=engine, messages=messages, passes=self._passes)
         self.handle = on_rank.attach(model, [self.run], residual=residual)
         (chain,) = self.handle.chains.values()
@@ -136,20 +123,13 @@ class Stage(ModelPart):
                 "checkpoints inside of the model, around its blocks."
             )
         self.messages.settle()
-        passes = [self._new_pass()]
+        self._number += 1
+        rank_pass = RankPass(self, self._ports, self._number)
         try:
-            parts = cut(self.model, (args, kwargs), self._microbatches)
-            passes += [self._new_pass() for _ in parts[1:]]
-            outs = [self._run(one, *part) for one, part in zip(passes, parts, strict=True)]
-            sent = [one.sent() for one in passes]
-            out = joined(parts, outs) if self.messages.position == self.messages.count - 1 else None
-            return self._shared(out, passes[0].number, sent) if self.messages.count > 1 else out
+            out, sent = self._run(rank_pass, args, kwargs), rank_pass.sent()
+            return self._shared(out, rank_pass.number, sent) if self.messages.count > 1 else out
         finally:
             self._pass = None
-
-    def _new_pass(self) -> RankPass:
-        self._number += 1
-        return RankPass(self, self._ports, self._number)
 
     def _run(self, rank_pass: RankPass, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Return the model's output on the last rank; on others send the last state to the next rank."""
@@ -159,17 +139,17 @@ class Stage(ModelPart):
         except EarlyExit:
             return rank_pass.leave()
 
-    def _shared(self, out: Any, number: int, sent: Sequence[Tensor]) -> Any:
+    def _shared(self, out: Any, number: int, sent: Tensor) -> Any:
         """Return the model's output on all ranks, each of which computes the same loss from it.
 
         Args:
             out: the model's output on the last rank, which sends it to the others; ignored on these.
             number: of the pass.
-            sent: the last states of this rank's blocks; every backward pass must reach them, because other ranks wait.
+            sent: the last state of this rank's blocks; every backward pass must reach it, because other ranks wait.
         """
         messages, last, what = self.messages, self.messages.count - 1, "the model's outputs"
         if messages.position == last:
-            skeleton, tensors = skeleton_of(out)
+            skeleton, tensors = _skeleton(out)
             needing = [tensor.requires_grad for tensor in tensors]
             for other in range(last):
                 messages.send_all(tensors, other, number, OUTPUTS, what, (skeleton, needing))
@@ -177,7 +157,7 @@ class Stage(ModelPart):
         else:
             tensors, (skeleton, needing) = messages.receive_all(last, number, OUTPUTS, what, self.device)
         if torch.is_grad_enabled() and any(needing):
-            tensors = Sent.apply(self._check_loss, len(sent), needing, *sent, *tensors)
+            tensors = Sent.apply(self._check_loss, needing, sent, *tensors)
         return replaced(skeleton, {id(number): tensors[int(number)] for number in tensors_in(skeleton)})
 
     def _check_loss(self, cotangents: Sequence[Cotangent]) -> None:
@@ -267,6 +247,12 @@ class OnRank(Engine):
         # Wait only after the backward pass: the other rank may first need another message from this one.
         after_backward(self.messages.settle)
         return gradients
+
+
+def _skeleton(out: Any) -> tuple[Any, list[Tensor]]:
+    """Return ``out`` with indices in place of its tensors, and these tensors."""
+    tensors = tensors_in(out)
+    return replaced(out, {id(tensor): torch.tensor(n) for n, tensor in enumerate(tensors)}), tensors
 
 
 def _site(model: nn.Module, engine: Engine, chains: Chains | None, residual: float | None, count: int) -> Site:

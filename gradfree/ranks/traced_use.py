@@ -6,8 +6,8 @@ from collections.abc import Collection
 
 from torch import fx, nn
 
-from gradfree.rows.structure import structure_of
-from gradfree.rows.tracing import ThreadTracer
+from gradfree.torchside.structure import structure_of
+from gradfree.torchside.tracing import ThreadTracer
 
 
 class _Tracer(ThreadTracer):

@@ -16,8 +16,8 @@ from gradfree.errors import ChainError
 from gradfree.resets.pieces import PieceBatch, Pieces, final_states, in_sequence_order
 from gradfree.time.cell_layer import CellLayer, has_hooks, state_problems
 from gradfree.time.forward import Recurrence, run_kernel
-from gradfree.time.fused import RecurrentRecorder, RunLayer, recorder_on, run_layers
 from gradfree.time.runs import run_forwards, runs_of
+from gradfree.time.torch_layer_site import RecurrentRecorder, RunLayer, recorder_on, run_layers
 
 _SATURATED = 1e4
 """A pre-activation at which a sigmoid is exactly 0 (negative) or 1."""

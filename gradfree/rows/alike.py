@@ -13,11 +13,11 @@ from torch import Tensor, fx, nn
 from torch.nn import functional as F
 
 from gradfree.errors import ChainError
-from gradfree.rows.settings import MODULE_ATTRIBUTES, Settings
-from gradfree.rows.structure import structure_of, tensors_of
-from gradfree.rows.tracing import ThreadTracer
+from gradfree.rows.settings import Settings
 from gradfree.torchside.private import is_compiled, saves_elsewhere, version
 from gradfree.torchside.sharding import own_class
+from gradfree.torchside.structure import MODULE_ATTRIBUTES, structure_of, tensors_of
+from gradfree.torchside.tracing import ThreadTracer
 
 _PLAIN = (bool, int, float, str, bytes, type(None), torch.dtype, torch.device, type)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from operator import is_
 from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import Any
@@ -11,9 +11,7 @@ from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
 
 from gradfree.torchside.sharding import is_torchs_own
-
-MODULE_ATTRIBUTES = {*vars(nn.Module())}
-"""The attributes that every module has."""
+from gradfree.torchside.structure import held_by
 
 _MOST = 10_000
 """How many values are watched in the objects that modules hold."""
@@ -52,11 +50,6 @@ class Settings:
     def changed_inside(self) -> bool:
         """The same without the attributes of the modules themselves."""
         return bool(self._held) and not _same(_values(self._held), self._known_inside)
-
-
-def held_by(own: dict[str, Any]) -> Iterator[Any]:
-    """Yield what a module with the attributes ``own`` holds, without what every module has."""
-    return (value for name, value in own.items() if name not in MODULE_ATTRIBUTES)
 
 
 def _inside(values: Iterable[Any]) -> list[Iterable[Any]] | None:

@@ -17,9 +17,11 @@ from gradfree.scans.fused_cells import FORMULAS
 from gradfree.scans.surroundings import Surroundings
 from gradfree.torchside.graph import walk
 from gradfree.torchside.private import saves_elsewhere, sequence_number, transforms_active, version
-from gradfree.torchside.random_state import RandomState
 
 _OBSERVES = ("register_hook", "register_post_accumulate_grad_hook", "retain_grad", "backward", "grad")
+_ASKS = {getattr(Tensor, name).__get__ for name in ("requires_grad", "grad_fn", "is_leaf")}
+"""Getters with other answers inside ``torch.func.vmap``. A step that puts hooks on its carry asks before: at the first
+step the carry may need no gradient."""
 
 
 @dataclass
@@ -33,6 +35,7 @@ class FirstStep:
         leaves: the leaf tensors that need a gradient and that the step takes from outside.
         inner: the other tensors that need a gradient and that it takes from outside.
         has_fused_cells: whether it calls one of :data:`~gradfree.scans.fused_cells.FORMULAS`.
+        remedy: what to do about the problem.
     """
 
     carry: Any
@@ -41,6 +44,10 @@ class FirstStep:
     leaves: list[Tensor]
     inner: list[Tensor]
     has_fused_cells: bool
+    remedy: str = (
+        "Return what it keeps as a part of y, draw random numbers before and pass them in xs, or use "
+        "engine='backprop', which is the plain loop without this warning."
+    )
 
 
 class _Watch(TorchFunctionMode):
@@ -72,6 +79,8 @@ class _Watch(TorchFunctionMode):
         elif func in FORMULAS:
             self.has_fused_cells = True
         self.note((args, kwargs))
+        if func in _ASKS and not self._is_from_outside(args[0]):
+            self.problem = "asks whether a tensor needs a gradient"
         found = func(*args, **kwargs)
         for t in _tensors(found):
             self.kept.setdefault(id(t), (t, 0, False))
@@ -83,8 +92,12 @@ class _Watch(TorchFunctionMode):
             if id(t) not in self.kept:
                 self.kept[id(t)] = t, version(t), t.grad_fn is None or sequence_number(t.grad_fn) < self._start
 
+    def _is_from_outside(self, t: Tensor) -> bool:
+        """Return whether ``t`` is neither given to the step nor made by it."""
+        return self.kept[id(t)][2] and id(t) not in self.given
+
     def outside(self) -> list[Tensor]:
-        """Return the tensors from outside."""
+        """Return the tensors from outside, and those given."""
         return [t for t, _, from_outside in self.kept.values() if from_outside]
 
     def was_changed(self) -> bool:
@@ -111,7 +124,7 @@ def run_first_step(loop: Loop, scratch: bool) -> FirstStep:
     problem = watch.problem or Surroundings(loop.step, not scratch).change(before)
     if problem is None and watch.was_changed():
         problem = "changes a tensor in place that it has not made itself"
-    problem = problem or _shape_problem(init, carry) or _later_problem(loop, init, carry)
+    problem = problem or _shape_problem(init, carry)
     needed = [t for t in watch.outside() if t.requires_grad and id(t) not in watch.given]
     inner = [t for t in needed if not t.is_leaf]
     made = [t for t in tree_leaves((carry, y)) if isinstance(t, Tensor)]
@@ -121,24 +134,6 @@ def run_first_step(loop: Loop, scratch: bool) -> FirstStep:
     leaves = {id(leaf): leaf for leaf in walk(made, stops).leaves if id(leaf) not in known}
     leaves |= {id(t): t for t in needed if t.is_leaf}
     return FirstStep(carry, y, problem, list(leaves.values()), inner, watch.has_fused_cells)
-
-
-def _later_problem(loop: Loop, init: Any, carry: Any) -> str | None:
-    """Return why steps after the first must run one by one, if only they take a carry that needs a gradient."""
-    pairs = zip(tree_leaves(init), tree_leaves(carry), strict=True)
-    if loop.length < 2 or not any(
-        new is not None and new.requires_grad and not old.requires_grad for old, new in pairs
-    ):
-        return None
-    x = builder(loop.spec)([each if each is None else each[1] for each in loop.xs])
-    # Views: hooks that this step puts on its carry must not stay.
-    views = tree_map(lambda t: t.view_as(t) if isinstance(t, Tensor) else t, carry)
-    given = [t for t in tree_leaves((views, x)) if isinstance(t, Tensor)]
-    state = RandomState(*{t.device for t in given})
-    with _Watch(given) as watch:
-        loop.step(views, x)
-    state.restore()
-    return watch.problem
 
 
 def _shape_problem(init: Any, carry: Any) -> str | None:

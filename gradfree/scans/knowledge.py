@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Hashable
-from dataclasses import dataclass, field, replace
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field
 from math import inf, log
 from typing import Any, NamedTuple
 
@@ -60,6 +60,20 @@ class ScanPass(ChainPass):
             self.memory[self._burn_key] = torch.tensor(burn, device="cpu")
 
 
+class NewtonPass(ScanPass):
+    """One pass through a loop by Newton's method."""
+
+    failure = "does not converge by Newton's method"
+
+    @property
+    def key(self) -> str:
+        """The name of this pass in the memory that it shares with passes in segments."""
+        return f"newton {super().key}"
+
+    def learn(self, outcome: Outcome) -> None:
+        """Learn nothing: there is no burn-in."""
+
+
 @dataclass
 class Knowledge:
     """What calls of one step function have learnt; it changes how they run, never their results.
@@ -86,22 +100,28 @@ class Knowledge:
         """Return the memory of the passes through states such as ``like`` (rows, units)."""
         return self._memories.setdefault(like.shape[1], {}) if self._memory is None else self._memory
 
-    def stopwatch(self, rule: SegmentRule, this: ScanPass) -> Stopwatch:
-        """Return how this call runs, and what times it; ``this`` is its forward pass."""
-        like = this.like
-        if isinstance(rule.segments, int):
-            return Stopwatch(rule, Way(rule.segments, self._compiler is not None), None, like.device)
-        most = this.length // 8
-        if this.is_paused or this.length < _SHORTEST:
-            return Stopwatch(rule, Way(1, self._compiler is not None), None, like.device)
-        key = (this.length, like.shape, like.dtype, like.device, torch.is_grad_enabled())
+    def stopwatch(self, this: ScanPass, cuts: bool, newton: bool, fixed: Way | None) -> Stopwatch:
+        """Return how this call runs, and what times it.
+
+        Args:
+            this: the forward pass in segments; its sizes are those of the call.
+            cuts: whether it may run in segments.
+            newton: whether it may run by Newton's method.
+            fixed: how the user asks it to run; ``None``: as is fastest.
+        """
+        like, length, compiles = this.like, this.length, self._compiler is not None
+        if fixed is not None or not (cuts or newton) or length < _SHORTEST:
+            way = PLAIN if fixed is None else fixed
+            return Stopwatch(way._replace(is_compiled=compiles), None, like.device)
+        key = (length, like.shape, like.dtype, like.device, torch.is_grad_enabled(), cuts, newton)
         if key not in self._contests:
-            count = min(max(2, this.length // this.burn), best_count(this.length, len(like), this.free, this.burn))
-            self._contests[key] = Contest(count, this.length if self._compiler is not None else None)
+            count = min(max(2, length // this.burn), best_count(length, len(like), this.free, this.burn))
+            candidates = [*[by_newton(length)] * newton, *[Way(count)] * cuts]
+            self._contests[key] = Contest(candidates, length if compiles else None)
         contest = self._contests[key]
         # Not in a checkpoint, whose second run must be as the first one.
-        way, is_timed = (contest.fastest, False) if saves_elsewhere() else contest.next(most)
-        return Stopwatch(replace(rule, segments=way.segments), way, contest if is_timed else None, like.device)
+        way, is_timed = (contest.fastest, False) if saves_elsewhere() else contest.next(length // 8)
+        return Stopwatch(way, contest if is_timed else None, like.device)
 
     def compiler(self, way: Way) -> Compiler | None:
         """Return what compiles the steps of a call that runs so."""
@@ -114,33 +134,41 @@ class Way(NamedTuple):
     Attributes:
         segments: their number; 1: the plain loop.
         is_compiled: whether chunks of its steps are compiled.
+        by_newton: whether Newton's method corrects the borders; then each step is a segment.
     """
 
     segments: int
     is_compiled: bool = False
+    by_newton: bool = False
 
 
 PLAIN = Way(1)
 
 
+def by_newton(length: int) -> Way:
+    """Return the way by Newton's method over T steps."""
+    return Way(length, by_newton=True)
+
+
 class Contest:
     """Finds the fastest way from the times of calls.
 
-    Climbs from a first estimate of the number of segments by factors of two. Then the fastest number and the plain loop
-    are compiled, if that is wanted. The fastest is timed against the plain loop again from time to time.
+    Newton's method is kept if it is faster than the plain loop. Otherwise it climbs from a first estimate of the number
+    of segments by factors of two. Then the fastest way and the plain loop are compiled, if that is wanted. The fastest
+    is timed against the plain loop again from time to time.
 
     Attributes:
         fastest: the fastest way so far.
 
     Args:
-        first: the first estimate.
+        candidates: Newton's method, the first estimate of the number of segments, or both.
         compiled: T, if chunks of steps may be compiled, else ``None``.
     """
 
-    def __init__(self, first: int, compiled: int | None):
-        self.fastest = Way(first)
-        self._first, self._compiled = Way(first), compiled
-        self._queue, self._calls = [Way(first), PLAIN], 0
+    def __init__(self, candidates: Sequence[Way], compiled: int | None):
+        self.fastest = candidates[0]
+        self._candidates, self._compiled = candidates, compiled
+        self._queue, self._calls = [candidates[0], PLAIN], 0
         self._wait = self._left = _FIRST_WAIT
         self._marks: dict[tuple[Way, str], list[tuple[Any, Any]]] = {}
 
@@ -161,7 +189,7 @@ class Contest:
         self._left -= 1
         if self._left <= 0:
             self._wait = self._left = min(2 * self._wait, _LONGEST_WAIT)
-            self._queue = [self._first if self.fastest == PLAIN else self.fastest, PLAIN]
+            self._queue = [self._candidates[0] if self.fastest == PLAIN else self.fastest, PLAIN]
             for key in [key for key in self._marks if key[0] in self._queue]:
                 del self._marks[key]
         return self.fastest, False
@@ -187,7 +215,11 @@ class Contest:
         self.fastest = best if times.get(best, 0.0) <= _GAIN * times.get(PLAIN, 0.0) else PLAIN
         if any(way.is_compiled for way in times):
             return []
-        cuts = [way.segments for way in times if way != PLAIN]
+        cuts = [way.segments for way in times if way != PLAIN and not way.by_newton]
+        if self.fastest.by_newton or not (cuts or not self._candidates[-1].by_newton):
+            return [] if self._compiled is None else [self.fastest._replace(is_compiled=True)]
+        if not cuts:
+            return [self._candidates[-1]]
         near = [best.segments // 4] if self.fastest == PLAIN and len(cuts) == 1 else []
         near = [best.segments // 2, best.segments * 2] if self.fastest != PLAIN else near
         fresh = [Way(count) for count in near if 2 <= count <= most and count not in cuts]
@@ -208,13 +240,11 @@ class Stopwatch:
     """How one call runs, and its times.
 
     Attributes:
-        rule: the rule with the number of segments.
         way: how the call runs.
         contest: takes the times; ``None`` if the call is not timed.
         device: the call's device.
     """
 
-    rule: SegmentRule
     way: Way
     contest: Contest | None
     device: torch.device

@@ -113,7 +113,8 @@ def _code(value: Any, depth: int = 3) -> Hashable:
     if isinstance(value, FunctionType):
         cells = (cell.cell_contents for cell in value.__closure__ or () if depth and _is_set(cell))
         return value.__code__, *(_code(inner, depth - 1) for inner in cells)
-    return (type(value),)
+    # What cannot be cut in training, as dropout, may be cut in evaluation.
+    return value if isinstance(value, type) else (type(value), getattr(value, "training", None))
 
 
 def _is_set(cell: CellType) -> bool:

@@ -1,4 +1,4 @@
-"""Runs a loop in segments, as one autograd function, or step by step where that is not possible or not faster."""
+"""Runs a loop in segments or by Newton's method, as one autograd function, or step by step where that is faster."""
 
 from __future__ import annotations
 
@@ -14,18 +14,20 @@ from torch.autograd.function import FunctionCtx
 from torch.utils._pytree import tree_flatten, tree_leaves
 
 from gradfree.chains.solving import offer_figure
-from gradfree.convergence.outcome import Outcome
 from gradfree.errors import STEP_CHANGED, ChainError
 from gradfree.loops.compiled import compiling, run_compiled
 from gradfree.loops.recurrence import Loop, LoopMemory, Structure, builder
+from gradfree.newton.iteration import NewtonRule
 from gradfree.scans.first_step import FirstStep, Replacing, run_first_step
-from gradfree.scans.knowledge import Knowledge, ScanPass, Stopwatch, Way
+from gradfree.scans.knowledge import Knowledge, NewtonPass, ScanPass, Stopwatch, Way, by_newton
 from gradfree.scans.layout import Cut
-from gradfree.scans.segments import LoopSegments, LoopSegmentsBackward, Ran
+from gradfree.scans.narrow import MOST
+from gradfree.scans.newton import DependentRowsError, NewtonSteps
+from gradfree.scans.rules import LoopRule
+from gradfree.scans.segments import LoopSegments, Ran
 from gradfree.scans.surroundings import Surroundings
-from gradfree.segments.multiple_shooting import solve_borders
-from gradfree.segments.rule import SegmentPlan, SegmentRule
-from gradfree.time.unrolled_chain import autocast_now
+from gradfree.segments.rule import SegmentPlan
+from gradfree.time.cell_chain import autocast_now
 from gradfree.torchside.guards import check_finite, refuse_batched, refuse_other_values, refuse_second_derivatives
 from gradfree.torchside.hooks import when_backward, without_hooks
 from gradfree.torchside.private import is_simulated, keeps_graph, other_pass, transforms_active
@@ -33,17 +35,17 @@ from gradfree.torchside.private import is_simulated, keeps_graph, other_pass, tr
 
 @dataclass
 class SegmentedLoop:
-    """One call of a loop that may run in segments.
+    """One call of a loop that may run in segments, or all steps at once by Newton's method.
 
     Attributes:
         loop: the loop.
-        rule: when and how to cut it.
+        rule: how it may run.
         known: what earlier calls have learnt.
         scratch: a module whose buffers and tensor attributes carry nothing from step to step; ``None``: there is none.
     """
 
     loop: Loop
-    rule: SegmentRule
+    rule: LoopRule
     known: Knowledge
     scratch: nn.Module | None = None
 
@@ -53,16 +55,37 @@ class SegmentedLoop:
         if not carry or torch.compiler.is_compiling() or transforms_active() or other_pass() is not None:
             return self.loop.run()
         like, length = _rows(carry), self.loop.length
-        memory = self.known.memory(like)
-        self.forward = ScanPass(self.loop.name, "forward", memory, length, like, "any")
-        self.backward = ScanPass(self.loop.name, "backward", memory, length, like, "any")
-        watch = self.known.stopwatch(self.rule, self.forward)
-        plan = None if watch.way.segments == 1 or self.backward.is_paused else watch.rule.plan(self.forward)
+        memory, newton = self.known.memory(like), self.rule.newton_stopping(carry, length)
+        self.passes = [
+            [kind(self.loop.name, what, memory, length, like, "any") for what in ("forward", "backward")]
+            for kind in (ScanPass, NewtonPass)
+        ]
+        may_cut, may_newton = (not any(each.is_paused for each in both) for both in self.passes)
+        may_cut, may_newton = may_cut and self.rule.cut is not None, may_newton and newton is not None
+        watch = self.known.stopwatch(self.passes[0][0], may_cut, may_newton, self._fixed_way())
+        self.forward, self.backward = self.passes[watch.way.by_newton]
+        plan = self._plan(watch.way, newton)
         if plan is None or plan.count < 2:
             return self._run_uncut(watch)
         found = self._run_cut(plan, watch)
         watch.forward_ended()
         return found
+
+    def _fixed_way(self) -> Way | None:
+        """Return how the options ask it to run; ``None``: as is fastest."""
+        if self.rule.always_newton:
+            return by_newton(self.loop.length)
+        segments = None if self.rule.cut is None else self.rule.cut.segments
+        return Way(segments) if isinstance(segments, int) else None
+
+    def _plan(self, way: Way, newton: NewtonRule | None) -> SegmentPlan | None:
+        """Return how to run all steps at once, or ``None`` to run them one by one."""
+        if way.segments == 1 or self.forward.is_paused or self.backward.is_paused:
+            return None
+        if way.by_newton:
+            return None if newton is None else SegmentPlan(way.segments, 0, newton)
+        assert self.rule.cut is not None
+        return replace(self.rule.cut, segments=way.segments).plan(self.forward)
 
     def _run_uncut(self, watch: Stopwatch) -> Any:
         loop, compiler = self.loop, self.known.compiler(watch.way)
@@ -77,7 +100,7 @@ class SegmentedLoop:
             watch.time_backward((carry, ys), first)
         else:
             carry, ys = loop.run()
-        self._when_backward((carry, ys), [p.remember for p in (self.forward, self.backward) if p.is_paused])
+        self._when_backward((carry, ys), [p.remember for both in self.passes for p in both if p.is_paused])
         return carry, ys
 
     def _when_backward(self, outputs: Any, calls: list[Callable[[], None]]) -> None:
@@ -99,14 +122,14 @@ class SegmentedLoop:
             if ran is not None:
                 return self._connected(segments, ran, watch)
         if first.problem is not None:
-            self.refuse(first.problem)
+            self.refuse(first.problem, first.remedy)
         carry, ys = loop.run(loop.inputs()[1:], first.carry, [first.y])
         self._when_backward((carry, ys), [self.forward.remember])
         return carry, ys
 
-    def refuse(self, problem: str) -> None:
+    def refuse(self, problem: str, remedy: str) -> None:
         """Run the next calls step by step, and warn of the reason."""
-        self.known.warn(f"{self.loop.name} runs step by step: the step {problem}. {_REMEDY}")
+        self.known.warn(f"{self.loop.name} runs step by step: the step {problem}. {remedy}")
         self.forward.pause()
 
     def _try_segments(self, first: FirstStep, plan: SegmentPlan, way: Way) -> tuple[LoopSegments, Ran | None]:
@@ -114,10 +137,14 @@ class SegmentedLoop:
         loop, step = self.loop, self.loop.step
         tensors = [*tree_leaves(loop.init), *loop.xs, *first.leaves, *first.inner]
         needed = torch.is_grad_enabled() and any(isinstance(t, Tensor) and t.requires_grad for t in tensors)
-        cut = Cut.into(plan.count, loop.length)
-        burn = self.forward.burnt = min(self.forward.burn_in(self.rule), loop.length - cut.steps)
         compiler = self.known.compiler(way)
-        segments = LoopSegments(loop, first, cut, burn, compiler)
+        if way.by_newton:
+            segments: LoopSegments = NewtonSteps(loop, first, compiler)
+        else:
+            assert self.rule.cut is not None
+            cut = Cut.into(plan.count, loop.length)
+            burn = self.forward.burnt = min(self.forward.burn_in(self.rule.cut), loop.length - cut.steps)
+            segments = LoopSegments(loop, first, cut, burn, compiler)
         try:
             with (
                 nullcontext() if compiler is None else compiling(loop.name),
@@ -125,11 +152,15 @@ class SegmentedLoop:
                 _restored(self.scratch),
             ):
                 before = Surroundings(step, self.scratch is None)
-                ran, outcome = solve_borders(segments.run, segments.guess(), plan.stopping)
+                ran, outcome = segments.solve(plan.stopping)
+        except DependentRowsError:
+            first.problem = f"has a carry of more than {MOST} numbers that depend on each other"
+            first.remedy = "Use engine='shooting', or 'backprop', which is the plain loop without this warning."
+            return segments, None
         except (torch.OutOfMemoryError, ChainError):
             raise
-        except Exception as error:
-            first.problem = f"cannot run in segments ({_first_line(error)})"
+        except RuntimeError as error:  # All that vmap raises for steps that it cannot run.
+            first.problem = f"cannot run at once with other steps ({_first_line(error)})"
             return segments, None
         if change := Surroundings(step, self.scratch is None).change(before):
             raise STEP_CHANGED.error(name=loop.name, what=change)
@@ -164,19 +195,16 @@ class _Call:
         """Return the gradients of all inputs, for the cotangents of the outputs."""
         owner, this, segments = self.owner, self.owner.backward, self.segments
         this.burnt = segments.burn
-        solver = LoopSegmentsBackward(segments, self.ran, cotangents)
+        solver = segments.backward(self.ran, cotangents)
         assert owner.forward.plan is not None
         this.plan = owner.forward.plan
         found: Any = None
         try:
-            if solver.live:
-                found, this.outcome = solve_borders(solver.run, solver.guess(), this.plan.stopping, reverse=True)
-            else:
-                found, this.outcome = solver.run([]).result, Outcome(0.0, settled=True, mismatches=[0.0])
+            found, this.outcome = solver.solve(this.plan.stopping)
         except torch.OutOfMemoryError:
             raise
-        except Exception as error:
-            owner.refuse(f"cannot run in segments ({_first_line(error)})")
+        except RuntimeError as error:
+            owner.refuse(f"cannot run at once with other steps ({_first_line(error)})", segments.first.remedy)
         settled = this.outcome is not None and this.outcome.settled
         given = solver.gradients(found) if settled else self._again(cotangents)
         for each in (owner.forward, this):
@@ -242,12 +270,6 @@ class _SegmentsFunction(torch.autograd.Function):
         return None, None, *given
 
 
-_REMEDY = (
-    "Return what it keeps as a part of y, draw random numbers before and pass them in xs, or use engine='backprop', "
-    "which is the plain loop without this warning."
-)
-
-
 def _rows(carry: Sequence[Tensor]) -> Tensor:
     """Return a tensor (rows, units) as large as the largest part of the carry; its values mean nothing."""
     part = max(carry, key=Tensor.numel)
@@ -277,8 +299,8 @@ def _copy(t: Any) -> Any:
     return t.detach().requires_grad_(t.requires_grad) if isinstance(t, Tensor) else t
 
 
-def run_loop(rule: SegmentRule, loop: Loop, memory: LoopMemory, scratch: nn.Module | None) -> tuple[Any, Any]:
-    """Run ``loop`` in segments, see :class:`SegmentedLoop`; as it is where its inputs have no values."""
+def run_loop(rule: LoopRule, loop: Loop, memory: LoopMemory, scratch: nn.Module | None) -> tuple[Any, Any]:
+    """Run ``loop`` as ``rule`` allows, see :class:`SegmentedLoop`; as it is where its inputs have no values."""
     if any(isinstance(x, Tensor) and is_simulated(x) for x in loop.xs):
         return loop.run()
     if memory.known is None:

@@ -10,12 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gradfree.convergence.outcome import largest
+from gradfree.convergence.outcome import Outcome, StoppingRule, largest
 from gradfree.loops.compiled import Compiler, run_chunk_of_segments
 from gradfree.loops.recurrence import LeafStep, Loop, Structure, leaf_step
 from gradfree.scans.first_step import FirstStep, Replacing
 from gradfree.scans.layout import Cut
-from gradfree.segments.multiple_shooting import SweepResult
+from gradfree.segments.multiple_shooting import SweepResult, solve_borders
 from gradfree.torchside.hooks import without_hooks
 
 
@@ -70,6 +70,10 @@ class LoopSegments:
         self.needed = [a.requires_grad or b.requires_grad for a, b in zip(carry, after, strict=True)]
         self.x = [cut.split(loop.xs[n].detach()) for n in self.x_at]
         self.ran: Ran | None = None
+
+    def solve(self, stopping: StoppingRule) -> tuple[Ran, Outcome]:
+        """Run all segments until their borders agree."""
+        return solve_borders(self.run, self.guess(), stopping)
 
     def guess(self) -> list[Tensor]:
         """Return the first guess of all borders: a burn-in from zero through the steps before each border."""
@@ -172,6 +176,10 @@ class LoopSegments:
         """Return the leaves of the final carry and of the outputs of all steps, (T, ...)."""
         return [*(t[-1].clone() for t in ran.leaving), *(self.cut.join(pieces) for pieces in ran.pieces)]
 
+    def backward(self, ran: Ran, cotangents: Sequence[Tensor | None]) -> LoopSegmentsBackward:
+        """Return the backward pass through one run, for the cotangents of its :meth:`outputs`."""
+        return LoopSegmentsBackward(self, ran, cotangents)
+
     def tree(self, outputs: Sequence[Tensor]) -> tuple[Any, Any]:
         """Return the final carry and the outputs in the structures that the step returns."""
         n = len(self.init)
@@ -194,6 +202,15 @@ class LoopSegmentsBackward:
         self.live = [n for n, t in enumerate(ran.starts) if t.requires_grad and ran.leaving[n].requires_grad]
         self.starts = [t for t in ran.starts if t.requires_grad]
         self.x = [t for t in ran.x if t.requires_grad]
+
+    def solve(self, stopping: StoppingRule) -> tuple[Any, Outcome]:
+        """Run the VJPs of all segments until the cotangents at their borders agree."""
+        if not self.live:
+            return self.run([]).result, Outcome(0.0, settled=True, mismatches=[0.0])
+        return self._solve(stopping)
+
+    def _solve(self, stopping: StoppingRule) -> tuple[Any, Outcome]:
+        return solve_borders(self.run, self.guess(), stopping, reverse=True)
 
     def guess(self) -> list[Tensor]:
         """Return the first guess of entering cotangents: a burn-in from zero through the steps after each border."""

@@ -13,9 +13,9 @@ from gradfree.convergence.outcome import largest
 from gradfree.segments.layout import SegmentRows
 from gradfree.segments.multiple_shooting import SweepResult
 from gradfree.segments.rule import SegmentPlan
-from gradfree.time.closed_chain import CellChain
 from gradfree.time.closed_forms import State, through_sigmoid, through_tanh
 from gradfree.time.gru_forward import Gates, is_batch_major
+from gradfree.time.torch_layer_chain import TorchLayerChain
 
 _CACHE_NUMBERS = 2**17
 """How many numbers fit a core's cache: the local derivatives of that many are computed at once."""
@@ -33,7 +33,7 @@ class GRUSegmentsBackward:
         plan: the number of segments and of burn-in steps.
     """
 
-    def __init__(self, chain: CellChain, gates: Gates, direct: State, plan: SegmentPlan):
+    def __init__(self, chain: TorchLayerChain, gates: Gates, direct: State, plan: SegmentPlan):
         self.chain, self.gates, self.burn = chain, gates, plan.burn
         self.rows = SegmentRows(plan.count, is_batch_major(gates.hidden))
         self.e = self.rows.in_layout(direct[0])

@@ -16,9 +16,9 @@ from gradfree.segments.gru_backward import GRUSegmentsBackward
 from gradfree.segments.layout import join_segments, segment_products, split_segments
 from gradfree.segments.multiple_shooting import SweepResult, solve_borders
 from gradfree.segments.rule import ChainPass, SegmentPlan, SegmentRule
-from gradfree.time.closed_chain import CellChain
 from gradfree.time.closed_forms import State
 from gradfree.time.time_chain import TimeChain
+from gradfree.time.torch_layer_chain import TorchLayerChain
 
 
 def segmented_gradients(chain: TimeChain, direct: State, rule: SegmentRule) -> ChainGradients:
@@ -44,7 +44,7 @@ def _solve(chain: TimeChain, direct: State, rule: SegmentRule) -> tuple[ChainGra
     if plan is None:
         return None, this
     segments: _BackwardSegments | GRUSegmentsBackward
-    if isinstance(chain, CellChain) and chain.gates is not None:
+    if isinstance(chain, TorchLayerChain) and chain.gates is not None:
         segments = GRUSegmentsBackward(chain, chain.gates, direct, plan)
     else:
         segments = _BackwardSegments(chain, direct, plan)

@@ -381,7 +381,7 @@ def linearise(
     weights: Sequence[Tensor],
     gates: Gates | None,
 ) -> Linearised:
-    """Return the Jacobians of all steps; arguments as in :class:`~gradfree.time.closed_chain.CellChain`."""
+    """Return the Jacobians of all steps; arguments as in :class:`~gradfree.time.torch_layer_chain.TorchLayerChain`."""
     w_ih, w_hh, *biases = weights
     if mode.startswith("RNN"):
         return LinearisedRNN(out, mode == "RNN_RELU", w_hh)

@@ -79,6 +79,24 @@ def test_target_propagation_is_the_published_algorithm():
     assert_equal_gradients(found, expected)
 
 
+def test_an_inverse_learns_by_the_gradient_of_its_reconstruction():
+    """Lee et al. 2015, eq. 14: ‖g(f(h + ε)) - (h + ε)‖², here with hardly any noise, by normalised steps."""
+    net, x = dense(8, 6, 5, 3, bend=nn.Tanh), torch.randn(7, 8)
+    optimizer = torch.optim.SGD(net.parameters(), 0.0)
+    kept = []
+    with TargetPropagation(sigma=1e-13, rate=0.4).attach(net, [""]) as handle:
+        for _ in range(2):
+            net(x).sum().backward()
+            optimizer.step()
+            kept.append(drawn(handle)["2 (6, 6)"].clone().requires_grad_())
+    before, after = kept
+    h, out = net[:2](x).detach(), net[:4](x).detach()
+    back = torch.tanh(out @ before[:, :-1].t() + before[:, -1])
+    (slope,) = torch.autograd.grad((back - h).pow(2).sum(1).mean() / 2, before)
+    expected = before - 0.4 * slope / (1 + out.pow(2).sum(1).mean())
+    torch.testing.assert_close(after, expected, rtol=1e-9, atol=1e-9)
+
+
 def test_the_inverses_of_target_propagation_learn_to_reconstruct():
     """After many steps with weights that do not change, they undo the layers, and targets point as errors do."""
     net, x, y = dense(6, 6, 6, 6, 3, bend=nn.Tanh), torch.randn(64, 6), torch.randint(3, (64,))

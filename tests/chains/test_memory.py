@@ -7,7 +7,7 @@ from gradfree.chains.memory import Memory, running_mean
 
 
 def test_owners_have_separate_namespaces():
-    """Also if two owners use the same name; names of version 0.2, without an owner, are left out."""
+    """Also if two owners use the same name."""
     memory = Memory()
     one, other = torch.zeros(1), torch.ones(1)
     memory.of("one")["x"], memory.of("other")["x"] = one, other
@@ -15,9 +15,11 @@ def test_owners_have_separate_namespaces():
     assert state == {"one: x": one, "other: x": other}
     again = Memory()
     held = again.of("other")
-    with pytest.warns(UserWarning, match="'mean of x' in the engine's state is of gradfree 0.2"):
-        again.load_state_dict(state | {"mean of x": one})
+    again.load_state_dict(state)
     assert held == {"x": other}
+    assert again.state_dict() == state
+    with pytest.raises(ValueError, match="'mean of x' is no name of a chain's state"):
+        again.load_state_dict({"one: x": other, "mean of x": one})
     assert again.state_dict() == state
     again.load_state_dict({})
     assert held == again.state_dict() == {}

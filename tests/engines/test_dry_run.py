@@ -158,3 +158,13 @@ def test_arguments_are_passed_by_position_or_keyword_and_the_models_loss_is_used
     assert found.share == pytest.approx(float((delta * pulled).sum() / pulled.pow(2).sum()))
     for arguments in (x, (x,), [x]):
         assert looked_at(model.layers, arguments).findings[""]
+
+
+def test_a_note_says_what_packed_sequences_run_as():
+    """Though a dry run itself needs the whole chain."""
+    given = nn.utils.rnn.pack_sequence([torch.randn(length, 3) for length in (90, 60, 31)])
+    report = looked_at(nn.LSTM(3, 16).float(), (given.to(torch.float32),), "shooting")
+    (note,) = report.notes
+    assert note.endswith("runs packed sequences of several lengths in runs, 3 calls for each layer and direction.")
+    (note,) = looked_at(nn.GRU(3, 4), (given,), "dsf", chains=[""]).notes
+    assert note.endswith("as a grid, padded to one length.")

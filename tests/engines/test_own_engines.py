@@ -60,9 +60,3 @@ def test_numpy_numbers_are_accepted_as_options():
     assert repr(engine) == repr(gradfree.create_engine("highway_bp", iterations=2, gamma=0.5))
     with pytest.raises(TypeError, match="iterations"):
         gradfree.create_engine("highway_bp", iterations=numpy.float64(2.0))
-
-
-@pytest.mark.parametrize(("name", "now"), [("across", "gradients_on_ranks"), ("parts", "install")])
-def test_methods_under_their_names_of_earlier_versions_are_refused(name, now):
-    with pytest.raises(TypeError, match=f"Old.{name} is called {now}"):
-        type("Old", (SweepEngine,), {name: lambda self: None})

@@ -112,23 +112,6 @@ def test_wrong_words_are_refused_with_the_known_ones(args, message, capsys):
     assert f"error: {message}" in err or message in err.splitlines()[-1]
 
 
-@pytest.mark.parametrize(
-    ("args", "instead"),
-    [
-        (["bench", "search", "--trials", "3"], "docs/develop/search.md"),
-        (["plan-ranks"], "docs/guides/ranks.md"),
-        (["bench", "run", "--tracker=csv"], "report.parquet"),
-        (["bench", "run", "--shard", "1/2"], "command-line.md"),
-        (["bench", "run", "--seconds", "60"], "--target"),
-        (["advise", "mine:build", "--train", "2m"], "gradfree bench run"),
-    ],
-)
-def test_removed_commands_say_what_to_use_instead(args, instead, capsys):
-    code, out, err = outcome(capsys, *args)
-    assert (code, out) == (2, "")
-    assert instead in err
-
-
 def test_a_missing_device_is_refused_before_anything_starts(capsys, monkeypatch, tmp_path):
     monkeypatch.setattr("torch.accelerator.is_available", lambda: False)
     code, _, err = outcome(capsys, "bench", "run", "--device", "cuda", "--out", str(tmp_path / "out"))

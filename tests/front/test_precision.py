@@ -1,7 +1,7 @@
 """Gradients in low precision: every engine is as close to its float64 gradients as autograd is."""
 
 import copy
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 
 import pytest
 import torch
@@ -46,21 +46,23 @@ NETS["GRU"] = (lambda: Recurrent(LAYERS["GRU"]()), 256 * 8)
 
 def gradient(engine, net, x, dtype, autocast=None):
     """Return the whole gradient as one vector, of a net in ``dtype``, with autocast to another dtype if given."""
-    net, x = copy.deepcopy(net).to(dtype), x.to(dtype)
-    with engine.attach(net) if engine else nullcontext():
+    net, x, y = copy.deepcopy(net).to(dtype), x.to(dtype), torch.arange(len(x)) % CLASSES
+    with ExitStack() as stack:
+        if engine:
+            stack.enter_context(stack.enter_context(engine.attach(net)).lesson(targets=y))
         with torch.autocast("cpu", autocast) if autocast else nullcontext():
-            loss = nn.functional.cross_entropy(net(x), torch.arange(len(x)) % CLASSES)
+            loss = nn.functional.cross_entropy(net(x), y)
         loss.backward()
     return torch.cat([p.grad.double().flatten() for p in net.parameters()])
 
 
 @pytest.mark.parametrize("net", NETS)
-@pytest.mark.parametrize("name", [name for name in gradfree.list_engines() if name not in ("drtp", "mezo")])
+@pytest.mark.parametrize("name", [name for name in gradfree.list_engines() if name != "mezo"])
 def test_gradients_under_autocast_have_nearly_the_same_direction(name, net):
     """Autograd's own gradients are 2e-4 off in bfloat16, as 1 - cosine; more where cells loop.
 
-    Engines that leave loops to autograd, as ``fa`` does, share its errors, for cotangents of their own. Two engines
-    need a lesson.
+    Engines that leave loops to autograd, as ``fa`` does, share its errors, for cotangents of their own. mezo is
+    left out: bfloat16 rounds the difference of its two losses away.
     """
     make, width = NETS[net]
     engine, model, x = gradfree.create_engine(name), make(), torch.randn(8, width)

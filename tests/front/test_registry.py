@@ -1,7 +1,5 @@
 """Engines and models by name: errors for wrong names and options list the right ones."""
 
-from operator import attrgetter
-
 import pytest
 import torch
 
@@ -88,12 +86,6 @@ def test_invalid_names_and_classes_cannot_be_registered(name, engine, error, mes
         gradfree.register_engine(name, engine)
     assert "noted" in gradfree.list_engines()
     assert {"my:engine", "module", "instance"}.isdisjoint(gradfree.list_engines())
-
-
-@pytest.mark.parametrize("path", ["forward_pipeline", "algorithms.Orthogonal", "lightning.Classifier"])
-def test_removed_names_say_what_to_use_instead(path):
-    with pytest.raises(AttributeError, match=f"gradfree.{path} is gone: "):
-        attrgetter(path)(gradfree)
 
 
 def test_dir_lists_only_public_names():

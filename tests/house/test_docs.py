@@ -15,6 +15,7 @@ from places import ROOT
 from report_records import committed
 
 import gradfree
+import gradfree.extending
 from gradfree.benchmarks.records.records import attempt
 from gradfree.benchmarks.suites.index import SUITES
 from gradfree.benchmarks.sweeps.sweep import TASKS
@@ -157,8 +158,18 @@ def test_every_engine_has_a_page_with_a_picture_and_its_options():
 def test_the_api_page_has_all_public_names():
     page = (ROOT / "docs" / "reference" / "api.md").read_text(encoding="utf-8")
     public = [f"gradfree.{name}" for name in gradfree.__all__]
+    public += [f"gradfree.extending.{name}" for name in gradfree.extending.__all__]
     public += [f"gradfree.lightning.{name}" for name in gradfree.lightning.__all__]
     assert not [name for name in public if f"| `{name}` |" not in page]
+
+
+def test_pages_import_only_public_modules():
+    """Other packages import what pages show: modules whose names stay, and those of the benchmarks."""
+    public = r"gradfree(\.(extending|lightning|huggingface|testing|algorithms|models|benchmarks[\w.]*))?"
+    shown = [line for page in PAGES for line in page.read_text(encoding="utf-8").splitlines()]
+    taken = [match[1] for line in shown if (match := re.match(r"\s*(?:from|import) (gradfree[\w.]*)", line))]
+    assert len(taken) > 50
+    assert not [name for name in taken if not re.fullmatch(public, name)]
 
 
 def test_the_pictures_equal_those_of_the_script():
@@ -224,3 +235,14 @@ def test_prose_check_finds_odd_words_and_dead_links(tmp_path):
 def test_the_results_page_lists_every_suite():
     page = (ROOT / "docs/results/index.md").read_text(encoding="utf-8")
     assert not [name for name in SUITES if f"`{name}`" not in page]
+
+
+def test_the_gallery_shows_each_short_example_with_its_picture():
+    folder = ROOT / "docs" / "gallery"
+    page = (folder / "index.md").read_text(encoding="utf-8")
+    scripts = [path for path in folder.glob("*.py") if path.stem != "drawing"]
+    lengths = {path.stem: len(path.read_text(encoding="utf-8").splitlines()) for path in scripts}
+    assert len(lengths) == 8
+    assert {name: length for name, length in lengths.items() if length > 60} == {}
+    shown = {name for name in lengths if f"]({name}.py)" in page and f"]({name}.svg)" in page}
+    assert shown == {path.stem for path in folder.glob("*.svg")} == set(lengths)

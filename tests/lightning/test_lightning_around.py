@@ -26,6 +26,17 @@ def test_validation_during_training_does_not_change_it(tmp_path, engine, kind):
     assert torch.equal(first, plain.net(next(iter(plain.val_dataloader()))[0]))
 
 
+@pytest.mark.parametrize("loop", ["validate", "test", "predict"])
+@pytest.mark.parametrize("engine", ["shooting", "highway_bp"])
+def test_loops_without_training_use_engines_that_evaluate(tmp_path, engine, loop):
+    attached, module = [], fresh("time")
+    seen = module.net.register_forward_pre_hook(lambda net, _: attached.append("forward" in vars(net.middle)))
+    getattr(trainer(tmp_path, gradfree.create_engine(engine)), loop)(module)
+    seen.remove()
+    assert set(attached) == {engine == "shooting"}
+    assert is_bare(module)
+
+
 @pytest.mark.parametrize("how", ["by name", "as an object"])
 def test_the_strategy_uses_the_trainers_gpu(tmp_path, monkeypatch, how):
     """Lightning creates a strategy by name without a device. The two GPUs are mocked."""

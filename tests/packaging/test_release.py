@@ -22,7 +22,7 @@ def commands(job):
 def test_versions_agree_everywhere():
     assert gradfree.__version__ == PROJECT["version"] == CITATION["version"]
     headings = re.findall(r"^## (\S+)(?: - (\S+))?$", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), re.MULTILINE)
-    version, day = next(heading for heading in headings if heading[0] != "Unreleased")
+    version, day = next(heading for heading in headings if heading[0] != "[Unreleased]")
     assert version == f"[{PROJECT['version']}]"
     assert date.fromisoformat(day) == CITATION["date-released"]
 

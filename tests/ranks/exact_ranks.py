@@ -7,7 +7,6 @@ a few cases.
 import os
 import sys
 from datetime import timedelta
-from functools import partial
 from itertools import product
 
 import torch
@@ -159,16 +158,13 @@ EXACT = {
     "two passes": (plain, twice, {}),
     "a loss on states of the last rank": (plain, tapped, {"costs": [9, 9, 9, 9, 1, 1, 1]}),
     "costs": (plain, once, {"costs": [9, 1, 1, 1, 1, 5, 5]}),
-    "microbatches": (plain, once, {"microbatches": 3}),
-    "microbatches, an embedding and a head": (gpt, once, {"microbatches": 2}),
-    "microbatches, keyword arguments": (lambda: (Named(), torch.randint(11, (3, 4))), logits, {"microbatches": 2}),
-    "microbatches, two passes, shared by blocks": (shared, twice, {"microbatches": 9}),
+    "two passes, shared by blocks": (shared, twice, {}),
 }
 """Functions that make model and input, a function that runs them, and options."""
 
 SWEPT = {
     "plain": (plain, once, {}),
-    "microbatches": (plain, once, {"microbatches": 3}),
+    "two passes": (plain, twice, {}),
     "an embedding and a head": (gpt, once, {"costs": [1] * 8}),
     "a head that is registered first": EXACT["a head that is registered first"],
     "post-LN": (lambda: plain("post-LN"), once, {}),
@@ -182,7 +178,7 @@ SWEEPING = {
     "highway_bp, gamma": {"gamma": 0.2},
     "fixed_point": {},
 }
-FEW = ("plain", "an embedding and a head", "a head that is registered first", "microbatches")
+FEW = ("plain", "an embedding and a head", "a head that is registered first", "two passes")
 
 
 def exact_cases(ranks):
@@ -231,10 +227,7 @@ def held_against(expected, make, run, group, placed, solver):
     passes = [gradients(model, lambda: run(model, x)) for _ in range(2)]
     its_state = stage.state_dict()
     # Ranks no longer wait for each other here.
-    if "microbatches" in placed:
-        torch.testing.assert_close(its_out, out, rtol=1e-12, atol=1e-12)
-    else:
-        assert torch.equal(its_out, out)
+    assert torch.equal(its_out, out)
     for found in passes:
         assert_equal_gradients(found, {name: its[name] for name in found})
     if its_state:
@@ -263,26 +256,6 @@ def outcome(expected, group, model, engine, options):
         return f"{type(error).__name__}: {error}"
 
 
-def overlapping():
-    """Return 1 if the second rank runs the first microbatch after the first rank has started the second one."""
-    model, x = made(plain)
-    store, begun = distributed.distributed_c10d._get_default_store(), []
-
-    def begin(*_):
-        begun.append(1)
-        if len(begun) == 2:
-            store.set("the second microbatch", "begun")
-
-    if RANK == 0:
-        model.blocks[0].register_forward_pre_hook(begin)
-    else:
-        wait = partial(store.wait, ["the second microbatch"], timedelta(seconds=60))
-        model.blocks[-1].register_forward_pre_hook(lambda *_: wait())
-    gradfree.layer_parallel(model, "highway_bp", iterations=1, chains=["blocks"], microbatches=2)
-    model(x).sum().backward()
-    return 1
-
-
 def main(folder):
     torch.set_default_dtype(torch.float64)
     distributed.init_process_group("gloo", timeout=timedelta(seconds=60))
@@ -293,8 +266,6 @@ def main(folder):
     for swept, case, *its in cases:
         if case[1] > RANK:
             found[(swept, *case)] = outcome(expected[case if swept else case[0]], groups[case[1]], *its)
-    if ranks == 2:
-        found["overlap"] = overlapping()
     torch.save(found, os.path.join(folder, f"{RANK}.pt"))
     leave()
 

@@ -59,7 +59,6 @@ def test_without_a_process_group_it_is_refused():
         ({"segments": 3}, "leave segments out"),
         ({"chains": ["heads"]}, "heads"),
         ({"costs": [1, 2]}, "costs must be 5 positive numbers"),
-        ({"microbatches": 0}, "microbatches must be a number of parts"),
         ({"taps": ["blocks.1"]}, "taps"),
     ],
 )

@@ -369,6 +369,8 @@ KINDS = {
     "counts in a tensor": (uncut(uncut_steps.buffer_in_place), False),
     "overwrites its carry": (uncut(uncut_steps.overwrites_its_carry), False),
     "hook on its carry": (uncut(uncut_steps.hook_on_carry), False),
+    "hook on its carry from the second step on": (uncut(uncut_steps.hook_from_the_second_step_on), False),
+    "asks for a graph": (uncut(uncut_steps.asks_for_a_graph), False),
     "checkpoint inside": (uncut(uncut_steps.checkpointed), False),
     "old form of Function": (spikes(OldSpike), False),
     "BatchNorm in training": (same(batch_norm(True)), False),

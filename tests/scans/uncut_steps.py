@@ -64,6 +64,25 @@ def hook_on_carry(params, cell, x):
     return params, step, torch.zeros(x.shape[1], params[0].shape[0] // 3, requires_grad=True), x
 
 
+def hook_from_the_second_step_on(params, cell, x):
+
+    def step(h, x):
+        if h.requires_grad:
+            h.register_hook(lambda g: 0.5 * g)
+        return cell(h, x)
+
+    return params, step
+
+
+def asks_for_a_graph(params, cell, x):
+
+    def step(h, x):
+        h = cell(h, x)
+        return h if h.grad_fn is None else 0.9 * h
+
+    return params, step
+
+
 def checkpointed(params, cell, x):
     return params, lambda h, x: checkpoint(cell, h, x, use_reentrant=False)
 

@@ -12,7 +12,7 @@ from torch import nn
 
 import gradfree
 from gradfree.devices import hardware
-from gradfree.time import forward, fused
+from gradfree.time import forward, torch_layer_site
 
 STEPS = 15
 COPIES = "RNN module weights are not part of single contiguous chunk of memory"
@@ -47,7 +47,7 @@ class Rules:
         with self.monkeypatch.context() as patch, warnings.catch_warnings():
             warnings.filterwarnings("error", message=COPIES)
             patch.setattr(hardware, "CUDNN_STEPS", STEPS)
-            for module in (hardware, forward, fused):
+            for module in (hardware, forward, torch_layer_site):
                 patch.setattr(module, "runs_cudnn", lambda device: True)
             for name in ("gru", "lstm"):
                 kernel = getattr(torch, name)

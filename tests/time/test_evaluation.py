@@ -118,3 +118,17 @@ def test_sequences_with_resets_are_cut_between_them(cut):
     with gradfree.create_engine("shooting").attach(layer):
         assert off_by(gradfree.run_with_resets(layer, x, None, resets), [expected, final]) < 1e-10
     assert cut.called
+
+
+def test_an_optimizer_with_an_engine_evaluates_between_its_steps(cut):
+    layer, x = nn.GRU(3, 8), torch.randn(1100, 1, 3)
+    optimizer = gradfree.EngineOptimizer(torch.optim.SGD(layer.parameters(), lr=0.1), layer, engine="shooting")
+    layer(x)[0].sum().backward()
+    optimizer.step()
+    trained = cut.call_count
+    with torch.inference_mode():
+        found = outputs(layer, x)
+    assert cut.call_count == trained + 1
+    optimizer.detach()
+    with torch.no_grad():
+        assert off_by(found, outputs(layer, x)) < 1e-10

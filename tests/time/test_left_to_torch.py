@@ -12,7 +12,7 @@ from torch._subclasses import FakeTensorMode
 from torch.nn.utils.rnn import pack_padded_sequence
 
 import gradfree
-from gradfree.time.fused import LayerFunction
+from gradfree.time.torch_layer_site import LayerFunction
 
 
 @pytest.fixture
@@ -67,7 +67,7 @@ def test_layers_left_to_torch_are_bitwise_torchs(engine, case, solved):
 
 
 @pytest.mark.parametrize("packed", [False, True])
-@pytest.mark.parametrize("engine", ["shooting", "backprop", "auto"])
+@pytest.mark.parametrize("engine", ["shooting", "newton", "backprop", "auto"])
 def test_layers_with_projections_are_left_to_torch(engine, packed, solved):
     """The rest of the model is attached to."""
     layer = nn.LSTM(3, 8, 2, proj_size=4, bidirectional=True)

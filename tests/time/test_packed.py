@@ -93,7 +93,7 @@ def test_long_runs_are_cut_into_segments():
     assert {"sweeps", "forward sweeps"} <= figures["l0"].keys()
 
 
-@patch("gradfree.time.fused.packed_layout", lambda *_, **__: "runs")
+@patch("gradfree.time.torch_layer_site.packed_layout", lambda *_, **__: "runs")
 def test_comparisons_and_approximations_take_the_whole_chain():
     layer, given = nn.GRU(3, 16), packed(11, 8, 2)
     for engine, options in (("dsf", {"feedback": 0.5}), ("fixed_point", {})):

@@ -9,6 +9,7 @@ from torch import nn
 
 import gradfree
 from gradfree.algorithms import RTRL, UORO, EProp, HighwayBP, SnAp, Truncated
+from gradfree.benchmarks.timing.allocations import peak_memory
 from gradfree.testing.cases.models import assert_equal_gradients
 
 LAYERS = {
@@ -290,6 +291,26 @@ def test_what_is_kept_does_not_grow_with_the_stream(engine):
             state = state.detach()
             sizes.append({key: kept.shape for key, kept in handle.state_dict()[""].items()})
     assert sizes[0] == sizes[1] == sizes[2]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", [RTRL, SnAp])
+def test_peak_memory_is_the_same_for_a_stream_of_1024_and_of_65536_steps(engine):
+    """Within 5 %; a backward pass through all steps of 1,024 needs much more than chunks of 64."""
+    layer, chunk = nn.GRU(INPUT, HIDDEN), 64
+
+    def pass_over(steps, chunk):
+        state = None
+        with engine(stream=True).attach(layer):
+            for _ in range(steps // chunk):
+                out, state = layer(torch.ones(chunk, 3, INPUT), state)
+                out.sum().backward()
+                state = state.detach()
+
+    pass_over(2 * chunk, chunk)
+    short, long = (peak_memory(lambda steps=steps: pass_over(steps, chunk), "cpu") for steps in (1024, 65536))
+    assert long == pytest.approx(short, rel=0.05)
+    assert peak_memory(lambda: pass_over(1024, 1024), "cpu") > 4 * short
 
 
 def test_streams_that_cannot_be_are_refused():

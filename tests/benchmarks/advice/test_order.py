@@ -5,7 +5,7 @@ import torch
 from torch import nn
 from user_module import Model
 
-from gradfree import list_engines
+from gradfree import CellLayer, list_engines
 from gradfree.benchmarks.advice.order import rows_to_try
 
 
@@ -27,10 +27,11 @@ def labels(model, *inputs, engines=None):
     [
         (Tagger(), torch.zeros(2, 3, 8000), ["shooting", "backprop (default)"]),
         (Tagger(), torch.zeros(2, 3, 100), ["backprop (default)", "newton", "shooting"]),
+        (nn.ModuleDict({"rnn": CellLayer(nn.RNNCell(1, 2))}), torch.zeros(2, 8000, 1), ["newton", "backprop"]),
         (Model(64, 3), torch.zeros(2, 4), ["highway_bp k=0"]),
         (nn.Sequential(Tagger(), Model(64, 3)), torch.zeros(2, 3, 8000), ["shooting", "highway_bp k=0", "backprop"]),
     ],
-    ids=["long sequences", "short sequences", "many blocks", "both"],
+    ids=["long sequences", "short sequences", "narrow cells", "many blocks", "both"],
 )
 def test_the_sizes_decide_what_comes_first(model, inputs, first):
     found = labels(model, inputs)

@@ -1,10 +1,14 @@
 """The passes of the suite of cells compute one thing in different ways."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
 
+from gradfree import create_engine
 from gradfree.benchmarks.timing.cells import CellPass, JaxPass, Sequences, cells
+from gradfree.benchmarks.timing.narrow_steps import NarrowJaxPass, NarrowPass, NarrowSequences, narrow_steps
 from gradfree.benchmarks.timing.timed import Timing
 from gradfree.scans.scan import scan
 
@@ -29,3 +33,16 @@ def test_jax_has_the_gradients_of_the_loop():
     gradients(loop)
     for name, weight in loop.cell.named_parameters():
         np.testing.assert_allclose(found[name], weight.grad.numpy(), rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("step", ["compressor", "state variable filter", "ladder filter", "Van der Pol"])
+def test_newton_has_the_gradients_of_the_loop_and_of_jax(step):
+    case = Timing(timed=narrow_steps, item=NarrowSequences(step, 2, 60), device="cpu", seed=0)
+    passes = [NarrowPass(case), NarrowPass(case, partial(scan, engine=create_engine("newton", max_sweeps=20)))]
+    for each in passes:
+        each()
+    own, other = (each.parameters.grad for each in passes)
+    torch.testing.assert_close(other, own, rtol=1e-4, atol=1e-6)
+    pytest.importorskip("jax")
+    of = NarrowJaxPass(case)
+    np.testing.assert_allclose(of.gradients(*of.arguments)[1], own.numpy(), rtol=1e-4, atol=1e-6)

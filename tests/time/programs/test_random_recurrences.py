@@ -62,7 +62,7 @@ def laid_out(layout):
     """Let packed sequences run in a given layout: these are too small for any but "whole"."""
     if layout == "chosen":
         return nullcontext()
-    return patch("gradfree.time.fused.packed_layout", lambda *_, **__: layout)
+    return patch("gradfree.time.torch_layer_site.packed_layout", lambda *_, **__: layout)
 
 
 def _rounds_alike():

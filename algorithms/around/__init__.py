@@ -1,1 +1,0 @@
-"""Engines round other engines: they add to them, or choose among them."""

@@ -1,1 +1,0 @@
-"""Engines that solve chains in parallel, exactly or to a tolerance."""

@@ -1,0 +1,1 @@
+"""Feedback weights: matrices that send errors back in place of transposed weights."""

@@ -1,0 +1,36 @@
+"""What packed sequences ran as: figures by path of the module, and sentences from them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+
+from gradfree.chains.report import path_name
+from gradfree.chains.solving import Figures, offer_figure
+from gradfree.devices.packed_costs import Layout
+from gradfree.time.runs import Run
+from gradfree.wording import count
+
+_SENTENCES = {
+    "packed as a whole": "as a whole, by torch",
+    "packed in runs": "in runs, {calls} for each layer and direction",
+    "packed as a grid": "as a grid, padded to one length",
+}
+"""By the name of the figure."""
+_FIGURES: dict[Layout, str] = dict(zip(("whole", "runs", "grid"), _SENTENCES, strict=True))
+
+
+def offer_layout(path: str, layout: Layout, runs: Sequence[Run]) -> None:
+    """Report the layout of the recurrent module at ``path``, with the number of calls of each layer and direction."""
+    calls = len(runs) if layout == "runs" else 1
+    offer_figure(path, _FIGURES[layout], lambda: torch.tensor(float(calls)))
+
+
+def layout_notes(figures: Figures) -> Iterator[str]:
+    """Yield a sentence for each recurrent module among ``figures`` that had packed sequences of several lengths."""
+    for path, own in figures.items():
+        for name, calls in own.items():
+            if name in _SENTENCES:
+                how = _SENTENCES[name].format(calls=count(int(calls), "call"))
+                yield f"{path_name(path)} runs packed sequences of several lengths {how}."
