@@ -92,6 +92,11 @@ class Site(ABC):
         return {}
 
     @classmethod
+    def run_in(cls, module: nn.Module) -> Mapping[str, nn.Module]:
+        """Return modules in ``module`` that are evidently a chain although it has others, too; by default none."""
+        return {}
+
+    @classmethod
     def of_row(cls, modules: Mapping[str, nn.Module]) -> Site | None:
         """Return the chain of a list of modules, by path; ``None`` if chains of this kind are single modules."""
         return None

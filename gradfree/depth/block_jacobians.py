@@ -13,6 +13,7 @@ from gradfree.depth.link import Link, local_backward, span
 from gradfree.errors import MIXES, ChainError
 from gradfree.torchside.batched_vjps import batched_vjps
 from gradfree.torchside.guards import refuse_unless
+from gradfree.torchside.private import is_simulated
 
 
 def samples(state: Tensor) -> int:
@@ -142,7 +143,7 @@ class Mixing:
         Raises:
             ChainError: a block mixes samples; the first one is named, or on a GPU, later, all of them.
         """
-        if not answers:
+        if not answers or is_simulated(answers[0][1]):
             return
         mixed = torch.stack([(torch.cat([a[0, 1:], a[1, :1]]).abs() > 0).any() for _, a in answers])
         links = [link for link, _ in answers]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby
 
 import torch
 from torch import nn
@@ -113,6 +114,15 @@ class Container(Blocks):
     def blocks_of(cls, module: nn.Module) -> Mapping[str, nn.Module]:
         """Return the children; one that has several names is there several times."""
         return {name: block for name, block in module._modules.items() if block is not None}
+
+    @classmethod
+    def run_in(cls, module: nn.Module) -> Mapping[str, nn.Module]:
+        """Return the longest run of composite blocks of one class, two or more, of an ``nn.Sequential``."""
+        if type(module) is not nn.Sequential:
+            return {}
+        runs = [dict(run) for _, run in groupby(cls.blocks_of(module).items(), lambda item: own_class(item[1]))]
+        longest = max(runs, key=len, default={})
+        return longest if len(longest) > 1 and all(map(_composite, longest.values())) else {}
 
     @classmethod
     def stages_of(cls, module: nn.Module) -> Mapping[str, nn.Module]:

@@ -182,9 +182,9 @@ def own_kernel_is_faster(kind: str, length: int, like: Tensor) -> bool:
     """Return whether both passes are faster in torch's own kernel than in the closed form of ``backprop``.
 
     Measured on one CPU thread. The closed form has a start-up time of 0.3 ms. It is faster on RNNs that are not wide,
-    on narrow LSTMs that oneDNN does not run, and on GRUs, unless it runs batches in float16, or computes the gates of
-    many samples again (see :func:`kept_gates_pay`). On other devices this is an estimate: the closed form runs step by
-    step in Python there.
+    on narrow LSTMs that oneDNN does not run, and on GRUs, unless it runs batches in float16, wide batches under
+    autocast, or computes the gates of many samples again (see :func:`kept_gates_pay`). On other devices this is an
+    estimate: the closed form runs step by step in Python there.
 
     Args:
         kind: the torch cell.
@@ -197,6 +197,8 @@ def own_kernel_is_faster(kind: str, length: int, like: Tensor) -> bool:
         return runs_onednn(like, kind) or like.numel() > 512
     if kind == "GRU":
         if like.dtype is torch.float16 and len(like) >= 4:
+            return True
+        if torch.is_autocast_enabled("cpu") and like.numel() >= 2**11:
             return True
         return like.shape[1] % 16 != 0 and len(like) >= 32 and like.numel() >= 2**12
     return like.numel() >= 2**14

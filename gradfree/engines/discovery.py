@@ -40,6 +40,8 @@ def validate(model: nn.Module, chains: Chains | None, kinds: Kinds, left: Kinds 
     if chains is None:
         named = [""]
         sites = {path: kind(path, modules[path]) for path, kind in _find(model, kinds, seen=set())}
+        if not sites and not any(_find(model, left, seen=set())):
+            sites = _runs(modules, kinds, left)
         if sites or not left:
             problems = _choice_problems(modules, sites, kinds)
         else:
@@ -122,6 +124,18 @@ def _find(
         return
     for name, child in inner.items() or module.named_children():
         yield from _find(child, kinds, seen, f"{path}.{name}" if path else name, bool(inner))
+
+
+def _runs(modules: Mapping[str, nn.Module], kinds: Kinds, left: Kinds) -> dict[str, Site]:
+    """Return the chains of the longest run of blocks of one class in each ``nn.Sequential``, by their paths."""
+    runs = {
+        path: {f"{path}.{name}" if path else name: block for name, block in run.items()}
+        for path, module in modules.items()
+        for kind in kinds
+        if not kind.of_layers and (run := kind.run_in(module))
+    }
+    found = [_row(run, kinds, left) for run in runs.values()]
+    return {site.path: site for site in found if site is not None}
 
 
 def _choice_problems(modules: Mapping[str, nn.Module], found: Mapping[str, Site], kinds: Kinds) -> list[str]:

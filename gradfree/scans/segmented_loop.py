@@ -30,7 +30,7 @@ from gradfree.segments.rule import SegmentPlan
 from gradfree.time.cell_chain import autocast_now
 from gradfree.torchside.guards import check_finite, refuse_batched, refuse_other_values, refuse_second_derivatives
 from gradfree.torchside.hooks import when_backward, without_hooks
-from gradfree.torchside.private import keeps_graph, other_pass, transforms_active
+from gradfree.torchside.private import is_simulated, keeps_graph, other_pass, transforms_active
 
 
 @dataclass
@@ -300,7 +300,9 @@ def _copy(t: Any) -> Any:
 
 
 def run_loop(rule: LoopRule, loop: Loop, memory: LoopMemory, scratch: nn.Module | None) -> tuple[Any, Any]:
-    """Run ``loop`` as ``rule`` allows, see :class:`SegmentedLoop`."""
+    """Run ``loop`` as ``rule`` allows, see :class:`SegmentedLoop`; as it is where its inputs have no values."""
+    if any(isinstance(x, Tensor) and is_simulated(x) for x in loop.xs):
+        return loop.run()
     if memory.known is None:
         memory.known = Knowledge(memory.tensors, memory.compiler)
     return SegmentedLoop(loop, rule, memory.known, scratch).run()

@@ -33,7 +33,7 @@ from gradfree.time.single_steps import SingleStepWarning
 from gradfree.time.torch_layer_pass import FusedLayer, LayerFunction, chain_paths
 from gradfree.torchside.guards import refuse_transforms
 from gradfree.torchside.hooks import when_backward
-from gradfree.torchside.private import is_traced, other_pass, transforms_active, uncompiled
+from gradfree.torchside.private import is_simulated, is_traced, other_pass, transforms_active, uncompiled
 from gradfree.torchside.unsaved import Unsaved
 
 RunLayer = Callable[[int, Tensor, Sequence[Tensor], Sequence[Any]], Sequence[Tensor]]
@@ -81,8 +81,8 @@ class TorchLayerSite(Site):
         """Yield that only engines with ``loops`` take layers with projections, which they leave to torch."""
         if size := self._module.proj_size:
             yield (
-                f"{path_name(self.path)} has proj_size={size}, which only 'shooting' and 'backprop' take: they leave "
-                "the layer to torch. Use one of them, proj_size=0, or leave the layer out: chains=[...]."
+                f"{path_name(self.path)} has proj_size={size}, which only 'shooting', 'newton' and 'backprop' take: "
+                "they leave the layer to torch. Use one of them, proj_size=0, or leave the layer out: chains=[...]."
             )
 
     def record(self, attachment: Attachment) -> list[Removable]:
@@ -218,6 +218,8 @@ class RecurrentRecorder:
         at, kind, trains = self.attachment, like.device.type, torch.is_grad_enabled()
         if not trains and not at.engine.evaluates:
             return ()
+        if at.engine.outputs_within(like.dtype) and is_simulated(like):
+            return ()  # No values that could converge.
         # Comparisons and surveys need the chain.
         if at.compares or at.surveys is not None:
             return None

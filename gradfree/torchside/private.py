@@ -269,6 +269,11 @@ def is_traced() -> bool:
     return torch.compiler.is_compiling() or (_dispatch_modes is not None and _dispatch_modes() > 0)
 
 
+def is_simulated(tensor: Tensor) -> bool:
+    """Return whether ``tensor`` has no values, as in FakeTensorMode."""
+    return type(tensor).__name__ == "FakeTensor"
+
+
 is_one_of_many: Callable[[Tensor], bool] = (
     _private("torch._C._functorch.is_legacy_batchedtensor", "is_grads_batched=True ends in torch's own errors")
     or _never

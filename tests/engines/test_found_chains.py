@@ -133,3 +133,30 @@ def test_a_list_of_modules_works_for_layer_engines_and_for_backprop():
     report = gradfree.create_engine("foton").validate(model, [["a", "b", "c"]])
     assert str(report).startswith("chain 'a, b, c': 3 layers, 2 of them with weights")
     assert gradfree.create_engine("backprop").validate(model, [["a", "b", "c"]]).chains == {}
+
+
+@pytest.mark.parametrize("parts", [(0, 6, 1), (1, 3, 2)])
+def test_the_longest_run_of_blocks_of_one_class_in_a_sequential_is_found(parts):
+    before, blocks, after = parts
+    model = nn.Sequential(
+        *(nn.Linear(6, 6) for _ in range(before)),
+        *(Plain(6) for _ in range(blocks)),
+        *(nn.Linear(6, 6) for _ in range(after)),
+    )
+    x = torch.randn(4, 6)
+
+    def results():
+        return torch.autograd.grad(model(x).square().sum(), list(model.parameters()))
+
+    expected = results()
+    with ENGINE.attach(model) as handle:
+        (chain,) = handle.chains.values()
+        assert list(chain.blocks) == [str(n) for n in range(before, before + blocks)]
+        for found, exact in zip(results(), expected, strict=True):
+            torch.testing.assert_close(found, exact, rtol=1e-10, atol=1e-10)
+
+
+def test_layers_of_torch_in_a_sequential_are_no_run():
+    report = ENGINE.validate(nn.Sequential(nn.ReLU(), nn.Linear(6, 6), nn.Linear(6, 6), nn.Linear(6, 2)))
+    assert not report.ok
+    assert not report.chains

@@ -8,6 +8,7 @@ import torch
 from oracles import off_by
 from recurrent_tasks import everything, remembering
 from torch import nn
+from torch._subclasses import FakeTensorMode
 from torch.nn.utils.rnn import pack_padded_sequence
 
 import gradfree
@@ -66,7 +67,7 @@ def test_layers_left_to_torch_are_bitwise_torchs(engine, case, solved):
 
 
 @pytest.mark.parametrize("packed", [False, True])
-@pytest.mark.parametrize("engine", ["shooting", "backprop", "auto"])
+@pytest.mark.parametrize("engine", ["shooting", "newton", "backprop", "auto"])
 def test_layers_with_projections_are_left_to_torch(engine, packed, solved):
     """The rest of the model is attached to."""
     layer = nn.LSTM(3, 8, 2, proj_size=4, bidirectional=True)
@@ -102,6 +103,26 @@ def test_under_autocast_layers_are_left_to_torch_too(engine, solved):
             found = everything(layer, x)
     assert all(map(torch.equal, found, expected))
     assert not solved
+
+
+def test_wide_batches_of_a_gru_under_autocast_are_left_to_torch(solved):
+    layer, x = nn.GRU(3, 128).float(), torch.randn(20, 32, 3, dtype=torch.float32, requires_grad=True)
+    with gradfree.create_engine("shooting").attach(layer), torch.autocast("cpu", torch.bfloat16):
+        everything(layer, x)
+        assert not solved
+        everything(layer, x[:, :4])
+    assert solved == [20]
+
+
+@pytest.mark.parametrize("make", [lambda: nn.GRU(3, 16), lambda: gradfree.CellLayer(nn.GRUCell(3, 16))])
+def test_long_sequences_without_values_run_as_without_an_engine(make):
+    """As memory estimators run a model."""
+    layer = make()
+    with gradfree.create_engine("shooting").attach(layer), FakeTensorMode(allow_non_fake_inputs=True):
+        out, _ = layer(torch.randn(1000, 4, 3))
+        out.sum().backward()
+    assert out.shape == (1000, 4, 16)
+    assert all(parameter.grad is not None for parameter in layer.parameters())
 
 
 def test_layers_in_segments_or_faster_in_closed_form_run_by_the_engine(solved):
