@@ -20,6 +20,7 @@ from gradfree.benchmarks.records.records import attempt
 from gradfree.benchmarks.suites.index import SUITES
 from gradfree.benchmarks.sweeps.sweep import TASKS
 from gradfree.benchmarks.tasks import catalogue
+from gradfree.benchmarks.timing.side_by_side import interleaved
 from gradfree.chains import kinds
 from gradfree.cli import main
 from gradfree.depth import ports
@@ -114,13 +115,15 @@ def in_this_process(cases):
 
 @pytest.fixture
 def short(monkeypatch):
-    """Make training runs two steps long, in this process, and an advice take seconds."""
+    """Make training runs two steps long, in this process, timings two rounds, and an advice take seconds."""
     for name, task in TASKS.items():
         monkeypatch.setitem(TASKS, name, replace(task, steps=2))
     monkeypatch.setattr(catalogue, "DIGITS", replace(catalogue.DIGITS, steps=2))
     monkeypatch.setattr("gradfree.benchmarks.tasks.loaded._STEPS", 2)
     monkeypatch.setattr("gradfree.benchmarks.bench.session.executor", lambda *_: in_this_process)
     monkeypatch.setattr("gradfree.benchmarks.advice.advising.compiled_cost", lambda *_: "not compiled")
+    monkeypatch.setattr("gradfree.benchmarks.timing.timed.interleaved", lambda turns, _: interleaved(turns, rounds=2))
+    monkeypatch.setattr("gradfree.benchmarks.timing.timed.process_peak", lambda: None)
 
 
 @pytest.mark.slow
