@@ -88,7 +88,7 @@ def test_layers_with_projections_are_left_to_torch(engine, packed, solved):
 
 
 def test_engines_that_leave_nothing_to_torch_refuse_projections():
-    with pytest.raises(gradfree.ChainError, match="'1' has proj_size=2, which only 'shooting' and 'backprop' take"):
+    with pytest.raises(gradfree.ChainError, match="'1' has proj_size=2, which only 'shooting', 'newton'"):
         gradfree.create_engine("dsf").attach(nn.ModuleList([nn.GRU(3, 4), nn.LSTM(3, 4, proj_size=2)]))
 
 
