@@ -43,7 +43,7 @@ class Attachment:
         taught: the chains that they have learnt from since the last step of the optimizer.
         surveys: collects the findings about each solved chain, by its path, in a dry run; ``None`` otherwise.
 
-    Args that are not attributes:
+    Args:
         buffers: the ``_buffers`` of the model's modules, which another run of the model must not change.
         outside: the ``_parameters`` of the model's modules outside of its chains, which blocks may use as well. Not the
             modules: graphs keep the attachment alive, so a model that stores a state would never be freed.
