@@ -143,8 +143,8 @@ class TimeChain(Chain):
             sets: N.
 
         Returns:
-            For each parameter (B, N, ...), with its own shape at the end, in the order of :meth:`gradients`; ``None`` if
-            it is not trained.
+            For each parameter (B, N, ...), its own shape at the end, in the order of :meth:`gradients`; ``None`` if it
+            is not trained.
         """
 
     def repeated_links(self, sets: int) -> Links:
