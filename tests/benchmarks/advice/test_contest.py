@@ -1,10 +1,11 @@
 """Which rows a contest times: at least one, none that is refused, and none for longer than it has."""
 
+from itertools import chain, repeat
 from time import monotonic
 
 import pytest
 
-from gradfree.benchmarks.advice.contest import baseline, contest
+from gradfree.benchmarks.advice.contest import Contestant, baseline, contest
 from gradfree.benchmarks.advice.job import Job
 from gradfree.benchmarks.records.case import Row
 from gradfree.benchmarks.suites.rows import iterated
@@ -29,6 +30,24 @@ def test_an_engine_refused_on_the_first_batch_is_not_timed():
     found = standings((Row("foton", "foton", {}), *iterated("highway_bp", 0)), 1.0)
     assert [c.row.label for c in found.contestants] == ["backprop", "highway_bp k=0"]
     assert "foton" in found.failures
+
+
+def test_a_long_step_that_was_disturbed_is_timed_again(monkeypatch):
+    given = {
+        "backprop": repeat(1.0),
+        "highway_bp k=0": chain([2.0, 2.0], repeat(0.5)),
+        "highway_bp k=1": repeat(2.0),
+    }
+
+    def seconds(self, job, batch, steps=1, losses=None):
+        loss = self.step(batch)
+        if losses is not None:
+            losses.append(loss)
+        return next(given[self.row.label])
+
+    monkeypatch.setattr(Contestant, "seconds", seconds)
+    found = standings(iterated("highway_bp", 0, 1), 60.0)
+    assert [c.first_ratio for c in found.contestants] == [None, None, 2.0]
 
 
 def test_a_step_that_does_not_end_is_stopped_and_the_answer_comes():
