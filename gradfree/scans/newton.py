@@ -144,19 +144,24 @@ class NewtonStepsBackward(LoopSegmentsBackward):
         leaving = self._to_starts(*self._roots(entering))
         entering = [numbers(v) for v in entering]
         ends = [torch.zeros_like(v) if e is None else numbers(e) for e, v in zip(leaving, entering, strict=True)]
-        change, _ = self._correct([e[1:] - v[:-1] for e, v in zip(ends, entering, strict=True)], entering)
+        change = self._change([e[1:] - v[:-1] for e, v in zip(ends, entering, strict=True)])
         for v, step in zip(entering, change, strict=True):
             v[:-1] += step
         stopping = StoppingRule(stopping.tolerance, _BACKWARD_SWEEPS)
         result, _, outcome = solve_steps(self.run, entering, self._correct, stopping, reverse=True)
         return result, outcome
 
-    def _correct(self, jumps: Sequence[Tensor], entering: Sequence[Tensor]) -> tuple[list[Tensor], float]:
+    def _change(self, jumps: Sequence[Tensor]) -> list[Tensor]:
+        """Return the change of all cotangents but the last step's."""
         assert self.segments.rows is not None
         rows, places = self.segments.rows.of(self.live), self.segments.rows.places(self.live)
         links = self.segments.jacobians[:-1]
         links = links if len(places) == links.shape[-1] else links[..., places, :][..., places]
-        change = rows.split(affine_scan(rows.join(jumps), links, reverse=True))
+        return rows.split(affine_scan(rows.join(jumps), links, reverse=True))
+
+    def _correct(self, jumps: Sequence[Tensor], entering: Sequence[Tensor]) -> tuple[list[Tensor], float]:
+        """Return the change, and its size."""
+        change = self._change(jumps)
         return change, relative_so_far(change, [v[:-1] for v in entering], reverse=True)
 
 

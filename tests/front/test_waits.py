@@ -22,6 +22,10 @@ UNTIL_A_TOLERANCE = {
 }
 
 
+MORE = {("newton, sweeps", "CellLayer of any cell"): 2}
+"""Newton's method on a loop also waits for which rows depend on each other, and whether rounding ends it."""
+
+
 def waits_of(step):
     before = pretend_device.waits()
     step()
@@ -69,5 +73,5 @@ def test_steps_do_not_wait_for_the_device(name, device):
     assert not {
         case: waits - plain
         for case, (waits, plain, looks) in taken.items()
-        if waits - plain > (looks if sweeping else 0)
+        if waits - plain > (looks + MORE.get((name, case), 0) if sweeping else 0)
     }
