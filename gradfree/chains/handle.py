@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from gradfree.chains.bypass import bypass_message, unsolved
 from gradfree.chains.lesson import Lesson
-from gradfree.chains.memory import average_means
+from gradfree.chains.memory import Memory, average_means
 from gradfree.chains.site import Removable, Site
 from gradfree.chains.solving import Attachment
 
@@ -128,13 +128,16 @@ class Handle:
         """Load what :meth:`state_dict` returned.
 
         Raises:
-            ValueError: ``state`` has a chain that this handle does not have; nothing is loaded then.
+            ValueError: ``state`` has a chain that this handle does not have, or a name that is none of a chain's state;
+                nothing is loaded then.
         """
         if unknown := state.keys() - self.attachments.keys():
             raise ValueError(
                 f"no chains {sorted(unknown)} here; there are {sorted(self.attachments)}. Attach the engine whose "
                 "state was saved, to the same chains, or load only the model's weights."
             )
+        for of_chain in state.values():
+            Memory.check(of_chain)
         for path, attachment in self.attachments.items():
             attachment.memory.load_state_dict(state.get(path, {}))
 

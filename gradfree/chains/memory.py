@@ -29,15 +29,20 @@ class Memory:
         Raises:
             ValueError: a name in ``state`` has no owner; nothing is loaded then.
         """
-        if foreign := [key for key in state if ": " not in key]:
-            raise ValueError(
-                f"{foreign[0]!r} is no name of a chain's state. Load what the handle's state_dict() returned."
-            )
+        self.check(state)
         for own in self._owners.values():
             own.clear()
         for key, kept in state.items():
             owner, _, name = key.rpartition(": ")
             self.of(owner)[name] = kept
+
+    @staticmethod
+    def check(state: Mapping[str, Tensor]) -> None:
+        """Raise a ValueError if a name in ``state`` has no owner."""
+        if foreign := [key for key in state if ": " not in key]:
+            raise ValueError(
+                f"{foreign[0]!r} is no name of a chain's state. Load what the handle's state_dict() returned."
+            )
 
 
 def running_mean(memory: Memory, name: str, value: Tensor, momentum: float) -> Tensor:
