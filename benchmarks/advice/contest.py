@@ -227,7 +227,8 @@ def _tried(
     try:
         with time_limit(seconds):
             for hopeless in (5 * _HOPELESS, _HOPELESS):
-                contestant.times.append(contestant.seconds(job, job.batches[0]))
+                with engine_figures() as figures:
+                    contestant.times.append(contestant.seconds(job, job.batches[0]))
                 ratio = contestant.times[-1] / usual
                 if ratio > hopeless:
                     break
@@ -241,8 +242,6 @@ def _tried(
             if ratio > _MAX_RATIO:
                 contestant.first_ratio = ratio
                 return contestant
-            with engine_figures() as figures:
-                contestant.step(job.batches[0])
             contestant.notes = [*layout_notes(figures)]
             # On a copy, since a model may keep activations, with which it could not be copied for the next candidate.
             own, engine = copy.deepcopy(model), candidate.create_engine()
