@@ -94,34 +94,54 @@ class CellPass:
         self.run(self.cell, self.start, self.input)[1].square().mean().backward()
 
 
+def jax_on_one_thread() -> Any:
+    """Return the module ``jax``, which computes on one thread of the CPU if this imports it first."""
+    os.environ.setdefault("XLA_FLAGS", "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1")
+    return import_module("jax")
+
+
 class JaxPass:
-    """The same passes by a jitted ``jax.lax.scan``, from the same weights, on one thread of the CPU."""
+    """Both passes by a jitted ``jax.lax.scan``, on one thread of the CPU.
 
-    def __init__(self, case: Timing):
-        os.environ.setdefault("XLA_FLAGS", "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1")
-        jax = import_module("jax")
-        jnp, sigmoid = jax.numpy, jax.nn.sigmoid
-        same = CellPass(case)
+    Args:
+        step: returns the next state from the parameters, the state and the input of a step.
+        parameters: tensors, in any structure.
+        start: the first state.
+        xs: the inputs, (T, ...).
+    """
 
-        def step(p: Any, h: Any, x: Any) -> tuple[Any, Any]:
-            z = jnp.concatenate([x, h], -1) @ p["read.weight"].T
-            z = (z - z.mean(-1, keepdims=True)) / jnp.sqrt(z.var(-1, keepdims=True) + same.cell.norm.eps)
-            reset, candidate, update = jnp.split(z * p["norm.weight"] + p["norm.bias"], 3, -1)
-            update = sigmoid(update - 1)
-            h = update * jnp.tanh(sigmoid(reset) * candidate) + (1 - update) * h
-            return h, h
+    def __init__(self, step: Callable[[Any, Any, Any], Any], parameters: Any, start: Tensor, xs: Tensor):
+        jax = jax_on_one_thread()
 
         def loss(p: Any, start: Any, xs: Any) -> Any:
-            return jnp.square(jax.lax.scan(partial(step, p), start, xs)[1]).mean()
+            def with_output(h: Any, x: Any) -> tuple[Any, Any]:
+                h = step(p, h, x)
+                return h, h
 
-        weights = {name: jnp.asarray(weight.detach().numpy()) for name, weight in same.cell.named_parameters()}
-        self.arguments = weights, jnp.asarray(same.start.numpy()), jnp.asarray(same.input.numpy())
-        self.gradients = jax.jit(jax.value_and_grad(loss))
-        self.wait = jax.block_until_ready
+            return jax.numpy.square(jax.lax.scan(with_output, start, xs)[1]).mean()
+
+        self.arguments = jax.tree.map(lambda t: jax.numpy.asarray(t.detach().numpy()), (parameters, start, xs))
+        self.gradients, self.wait = jax.jit(jax.value_and_grad(loss)), jax.block_until_ready
+        self()
 
     def __call__(self) -> None:
         """Run both passes."""
         self.wait(self.gradients(*self.arguments))
+
+
+def jax_cell_pass(case: Timing) -> JaxPass:
+    """Return the passes of :class:`CellPass` in JAX, from the same weights."""
+    jax, same = jax_on_one_thread(), CellPass(case)
+    jnp, sigmoid = jax.numpy, jax.nn.sigmoid
+
+    def step(p: Any, h: Any, x: Any) -> Any:
+        z = jnp.concatenate([x, h], -1) @ p["read.weight"].T
+        z = (z - z.mean(-1, keepdims=True)) / jnp.sqrt(z.var(-1, keepdims=True) + same.cell.norm.eps)
+        reset, candidate, update = jnp.split(z * p["norm.weight"] + p["norm.bias"], 3, -1)
+        update = sigmoid(update - 1)
+        return update * jnp.tanh(sigmoid(reset) * candidate) + (1 - update) * h
+
+    return JaxPass(step, dict(same.cell.named_parameters()), same.start, same.input)
 
 
 @timed(
@@ -142,4 +162,4 @@ def cells(case: Timing) -> Mapping[str, Callable[[], Any]]:
         "scan": partial(CellPass, case, scan, _CHOICE),
         "scan, compiled": partial(CellPass, case, partial(scan, compile=True), _CHOICE),
     }
-    return passes | ({"jax.lax.scan, jitted": partial(JaxPass, case)} if find_spec("jax") else {})
+    return passes | ({"jax.lax.scan, jitted": partial(jax_cell_pass, case)} if find_spec("jax") else {})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -13,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gradfree.benchmarks.timing.cells import loop
+from gradfree.benchmarks.timing.cells import JaxPass, jax_on_one_thread, loop
 from gradfree.benchmarks.timing.side_by_side import PASSES
 from gradfree.benchmarks.timing.timed import Timing, timed
 from gradfree.scans.scan import scan
@@ -142,28 +141,10 @@ class ElementwisePass(NarrowPass):
         self.layer(self.input, self.start)[0].square().mean().backward()
 
 
-class NarrowJaxPass:
-    """The same passes by a jitted ``jax.lax.scan`` on one thread of the CPU."""
-
-    def __init__(self, case: Timing):
-        os.environ.setdefault("XLA_FLAGS", "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1")
-        jax = import_module("jax")
-        jnp, same = jax.numpy, NarrowPass(case)
-
-        def loss(p: Any, start: Any, xs: Any) -> Any:
-            def step(s: Any, x: Any) -> tuple[Any, Any]:
-                s = same.step(jnp, p, s, x)
-                return s, s
-
-            return jnp.square(jax.lax.scan(step, start, xs)[1]).mean()
-
-        self.arguments = [jnp.asarray(t.detach().numpy()) for t in (same.parameters, same.start, same.input)]
-        self.gradients, self.wait = jax.jit(jax.value_and_grad(loss)), jax.block_until_ready
-        self()
-
-    def __call__(self) -> None:
-        """Run both passes."""
-        self.wait(self.gradients(*self.arguments))
+def jax_narrow_pass(case: Timing) -> JaxPass:
+    """Return the same passes in JAX."""
+    jax, same = jax_on_one_thread(), NarrowPass(case)
+    return JaxPass(partial(same.step, jax.numpy), same.parameters, same.start, same.input)
 
 
 @timed(
@@ -187,4 +168,4 @@ def narrow_steps(case: Timing) -> Mapping[str, Callable[[], Any]]:
     }
     if case.item.step == "compressor":
         passes["newton, elementwise cell"] = partial(ElementwisePass, case)
-    return passes | ({"jax.lax.scan, jitted": partial(NarrowJaxPass, case)} if find_spec("jax") else {})
+    return passes | ({"jax.lax.scan, jitted": partial(jax_narrow_pass, case)} if find_spec("jax") else {})

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from gradfree import create_engine
-from gradfree.benchmarks.timing.cells import CellPass, JaxPass, Sequences, cells
-from gradfree.benchmarks.timing.narrow_steps import NarrowJaxPass, NarrowPass, NarrowSequences, narrow_steps
+from gradfree.benchmarks.timing.cells import CellPass, Sequences, cells, jax_cell_pass
+from gradfree.benchmarks.timing.narrow_steps import NarrowPass, NarrowSequences, jax_narrow_pass, narrow_steps
 from gradfree.benchmarks.timing.timed import Timing
 from gradfree.scans.scan import scan
 
@@ -27,7 +27,7 @@ def test_scan_has_the_gradients_of_the_loop():
 
 def test_jax_has_the_gradients_of_the_loop():
     pytest.importorskip("jax")
-    of = JaxPass(CASE)
+    of = jax_cell_pass(CASE)
     _, found = of.gradients(*of.arguments)
     loop = CellPass(CASE)
     gradients(loop)
@@ -44,5 +44,5 @@ def test_newton_has_the_gradients_of_the_loop_and_of_jax(step):
     own, other = (each.parameters.grad for each in passes)
     torch.testing.assert_close(other, own, rtol=1e-4, atol=1e-6)
     pytest.importorskip("jax")
-    of = NarrowJaxPass(case)
+    of = jax_narrow_pass(case)
     np.testing.assert_allclose(of.gradients(*of.arguments)[1], own.numpy(), rtol=1e-4, atol=1e-6)
