@@ -45,11 +45,13 @@ test-device: $(READY)  ## What a GPU could break, on a device of the tests' own;
 	if [ -n "$$missing" ]; then echo "skipped: no $$missing here"; exit; fi; set -x; \
 	$(BIN)/pytest --device pretend $(ENDLESS) $(ON_DEVICE)
 
-figures: $(READY)  ## Write all figures of README and docs anew from the committed records
+figures: $(READY)  ## Write all figures of README and docs anew from the committed records, and the tour's lists
 	$(BIN)/python benchmarks/scripts/figures.py
+	$(BIN)/python benchmarks/scripts/tour.py
 
 docs: $(READY)  ## Check all figures, and build the documentation site, build/docs/index.html; a warning is an error
 	$(BIN)/python benchmarks/scripts/figures.py --check
+	$(BIN)/python benchmarks/scripts/tour.py --check
 	$(BIN)/python -m sphinx -q -W --keep-going -b html docs build/docs
 
 dist: $(READY)  ## Build wheel and source distribution into dist/ and check their descriptions

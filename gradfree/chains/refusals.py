@@ -11,21 +11,21 @@ from gradfree.chains.site import Site
 from gradfree.torchside.private import global_hooks
 
 
-def attached(path: str, module: nn.Module, kinds: Sequence[type[Site]]) -> Iterator[str]:
+def problems_of_attached(path: str, module: nn.Module, kinds: Sequence[type[Site]]) -> Iterator[str]:
     """Yield a problem for each module inside ``module``, at ``path``, that has an engine on a chain of ``kinds``."""
     for where, inner in module.named_modules(prefix=path):
         if any(kind.attachment_on(inner) for kind in kinds):
             yield errors.ATTACHED.message(path=where or "the model")
 
 
-def hooked(inside: Mapping[str, nn.Module]) -> Iterator[str]:
+def problems_of_hooks(inside: Mapping[str, nn.Module]) -> Iterator[str]:
     """Yield a problem for each of the modules ``inside`` a chain, by path, that has backward hooks."""
     for path, module in inside.items():
         if module._backward_hooks or module._backward_pre_hooks:
             yield errors.BACKWARD_HOOKS.message(path=path)
 
 
-def tapped(inside: Mapping[str, nn.Module]) -> Iterator[str]:
+def problems_of_taps(inside: Mapping[str, nn.Module]) -> Iterator[str]:
     """Yield a problem for each of the modules ``inside`` a cell, by path, that has forward hooks, or global hooks."""
     for path, module in inside.items():
         if module._forward_hooks:

@@ -99,7 +99,8 @@ class Attachment:
         chain.figures = {} if listeners else None
         if self.surveys is not None:
             self.surveys.setdefault(self.path, []).append(chain.survey(direct))
-        self.lesson.check(self.engine.needs, type(self.engine).__name__)
+        if self.engine.needs:
+            self.lesson.check(self.engine.needs, type(self.engine).__name__)
         chain.lesson = replace(self.lesson, buffers=self._buffers)
         if not self.frozen and chain.path not in self.taught:
             self.taught.add(chain.path)

@@ -11,12 +11,12 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from gradfree.chains.refusals import attached, hooked
+from gradfree.chains.refusals import problems_of_attached, problems_of_hooks
 from gradfree.chains.site import Removable, Site, enclosing
 from gradfree.chains.solving import Attachment
 from gradfree.depth.recorder import BlockRecorder, RecordedChain
 from gradfree.errors import LAZY, SCRIPTED
-from gradfree.torchside.sharding import is_torchs_own, own_class, sharded
+from gradfree.torchside.sharding import is_torchs_own, own_class, problems_of_shards
 
 _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 
@@ -64,11 +64,12 @@ class Blocks(Site):
         """Yield why no engine can be attached to the blocks."""
         if not self.blocks:
             yield f"{self.path!r} has no blocks."
-        yield from sharded(self.inside)
-        yield from hooked(self.inside)
+        yield from problems_of_shards(self.inside)
+        yield from problems_of_hooks(self.inside)
         for path, block in self.blocks.items():
             yield from _block_problems(path, block)
-        taken = [problem for path, block in self.blocks.items() for problem in attached(path, block, [Container])]
+        blocks = self.blocks.items()
+        taken = [problem for path, block in blocks for problem in problems_of_attached(path, block, [Container])]
         yield from taken[:1]  # The remedy is the same for all.
 
     def means(self) -> dict[str, tuple[int, ...]]:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import Node
 
-from gradfree.chains.refusals import hooked
+from gradfree.chains.refusals import problems_of_hooks
 from gradfree.chains.site import Removable, Site
 from gradfree.chains.solving import Attachment
 from gradfree.depth.block_jacobians import Mixing
@@ -23,11 +23,11 @@ from gradfree.depth.depth_pass import DepthPass
 from gradfree.depth.link import Link, refuse_hooks
 from gradfree.depth.nodes import EXIT
 from gradfree.depth.ports import Port, port_of, replaced, tensors_in
-from gradfree.errors import ChainError
+from gradfree.errors import ChainError, refuse
 from gradfree.torchside.guards import refuse_transforms
 from gradfree.torchside.hooks import has_hooks
 from gradfree.torchside.private import changes, recomputed, uncompiled
-from gradfree.torchside.sharding import is_dtensor, sharded
+from gradfree.torchside.sharding import is_dtensor, problems_of_shards
 from gradfree.torchside.unsaved import unsaved_hooks
 
 
@@ -133,8 +133,9 @@ class RecordedChain:
                 f"{first} runs as one of several replicas of nn.DataParallel, which share the engine's recorder. Use "
                 "DistributedDataParallel."
             )
-        for problem in (*sharded(self.inside), *(hooked(self.inside) if any(self._hooks) else ())):
-            raise ChainError(problem)
+        refuse(problems_of_shards(self.inside))
+        if any(self._hooks):
+            refuse(problems_of_hooks(self.inside))
 
     def split(self, path: str, reason: str) -> None:
         """Store why the block at ``path`` is not the next link of its predecessor's pass."""

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd.graph import GradientEdge
+from torch.autograd.graph import GradientEdge, saved_tensors_hooks
+from torch.nn import functional
 
 from gradfree.algebra.cotangents import Factor, is_number
 
@@ -58,36 +61,123 @@ def _mix(weight: Factor) -> list[Factor]:
     return [1.0 - weight, weight]
 
 
-_DIAGONAL: dict[str, tuple[int, Callable[[Any], list[Factor]]]] = {
-    "SubBackward0": (2, lambda node: [1.0, -float(node._saved_alpha)]),
-    "NegBackward0": (1, lambda node: [-1.0]),
-    "DivBackward0": (1, lambda node: [1 / _plain(node._saved_other)]),
-    "AddBackward0": (2, lambda node: [1.0, float(node._saved_alpha)]),
-    "CloneBackward0": (1, lambda node: [1.0]),
-    "LerpBackward0": (2, lambda node: _mix(float(node._saved_weight))),
-    "LerpBackward1": (2, lambda node: _mix(_plain(node._saved_weight))),
-    "MulBackward0": (2, _product),
-    "NativeBatchNormBackward0": (1, _batch_norm_scale),
-    "CudnnBatchNormBackward0": (1, _batch_norm_scale),
-    "FusedRmsNormBackward0": (1, lambda node: _norm_scale(node._saved_result1, node._saved_weight)),
-    "MiopenBatchNormBackward0": (1, _batch_norm_scale),
-    "NativeDropoutBackward0": (1, _dropout_mask),
-    "NativeLayerNormBackward0": (1, lambda node: _norm_scale(node._saved_result2, node._saved_weight)),
-    "ReluBackward0": (1, lambda node: [node._saved_result > 0]),
-    "ThnnFusedGruCellBackward0": (3, _gru_gate),
-    "ThnnFusedLstmCellBackward0": (3, _lstm_gate),
-    "ToCopyBackward0": (1, lambda node: [1.0]),
+class _Operation(NamedTuple):
+    """An operation that is elementwise in its first inputs, as far as the residual path goes.
+
+    Attributes:
+        example: applies it to a tensor (2, 2, 1).
+        inputs: the number of inputs that count; further ones belong to J.
+        factors: returns ∂output/∂input for each of them from the operation's node. It reads each saved tensor only
+            once, because a checkpoint returns it only once.
+    """
+
+    example: Callable[[Tensor], Tensor]
+    inputs: int
+    factors: Callable[[Any], list[Factor]]
+
+
+def _of_batch_norm(x: Tensor, *further: bool) -> tuple[Any, ...]:
+    """Return the positional arguments of a batch norm in training, and ``further`` ones."""
+    scale, mean, variance = x[:, 0, 0], x.detach()[:, 0, 0].clone(), x.detach()[:, 0, 0].clone()
+    return x, scale, scale, mean, variance, True, 0.1, 1e-5, *further
+
+
+def _of_cell(x: Tensor, gates: int) -> tuple[Tensor, ...]:
+    """Return state, weights and biases of a recurrent cell."""
+    weight = x[:1, 0].expand(gates, 1)
+    return x[0], weight, weight, weight[:, 0], weight[:, 0]
+
+
+# Those of which others may be composed come first.
+_OPERATIONS = {
+    "x + y": _Operation(lambda x: x + x, 2, lambda node: [1.0, float(node._saved_alpha)]),
+    "x - y": _Operation(lambda x: x - x, 2, lambda node: [1.0, -float(node._saved_alpha)]),
+    "-x": _Operation(lambda x: -x, 1, lambda node: [-1.0]),
+    "x * y": _Operation(lambda x: x * x, 2, _product),
+    "x / y": _Operation(lambda x: x / x, 1, lambda node: [1 / _plain(node._saved_other)]),
+    "clone": _Operation(lambda x: x.clone(), 1, lambda node: [1.0]),
+    "a change of dtype": _Operation(lambda x: x.half(), 1, lambda node: [1.0]),
+    "lerp by a number": _Operation(lambda x: torch.lerp(x, x, 0.5), 2, lambda node: _mix(float(node._saved_weight))),
+    "lerp by a tensor": _Operation(lambda x: torch.lerp(x, x, x), 2, lambda node: _mix(_plain(node._saved_weight))),
+    "ReLU": _Operation(lambda x: torch.relu(x), 1, lambda node: [node._saved_result > 0]),
+    # Without elements it draws no random numbers.
+    "dropout": _Operation(lambda x: torch.native_dropout(x[:0], 0.5, True)[0], 1, _dropout_mask),
+    "layer norm": _Operation(
+        lambda x: functional.layer_norm(x, x.shape),
+        1,
+        lambda node: _norm_scale(node._saved_result2, node._saved_weight),
+    ),
+    "RMS norm": _Operation(
+        lambda x: functional.rms_norm(x, list(x.shape)),
+        1,
+        lambda node: _norm_scale(node._saved_result1, node._saved_weight),
+    ),
+    "batch norm": _Operation(lambda x: torch.batch_norm(*_of_batch_norm(x, True)), 1, _batch_norm_scale),
+    "torch's batch norm": _Operation(lambda x: torch.native_batch_norm(*_of_batch_norm(x))[0], 1, _batch_norm_scale),
+    "cuDNN's batch norm": _Operation(lambda x: torch.cudnn_batch_norm(*_of_batch_norm(x))[0], 1, _batch_norm_scale),
+    "MIOpen's batch norm": _Operation(lambda x: torch.miopen_batch_norm(*_of_batch_norm(x))[0], 1, _batch_norm_scale),
+    "a GRU cell": _Operation(lambda x: torch.gru_cell(x[0], *_of_cell(x, 3)), 3, _gru_gate),
+    # Of an LSTM cell c: h is behind a tanh.
+    "an LSTM cell": _Operation(lambda x: torch.lstm_cell(x[0], x.unbind(0), *_of_cell(x, 4)[1:])[1], 3, _lstm_gate),
 }
-"""Elementwise operations by node name: the number of inputs, and a function that returns ∂output/∂input for each.
+"""The operations of a residual path. The mean and variance of norms belong to J, as do all other operations."""
 
-The function reads each saved tensor only once, because a checkpoint returns it only once.
+_RESHAPES: tuple[Callable[[Tensor], Tensor], ...] = (
+    lambda x: x.view(-1),
+    lambda x: x.expand(2, 2, 2).mT.reshape(-1),
+    lambda x: x[:, :1].reshape(2, 1),
+)
+"""Operations that only change the shape: a view, one of a copy, one of strides."""
 
-The mean and variance of norms belong to J, as do all operations that are not listed and all further inputs.
-"""
+
+class _Table(NamedTuple):
+    """How the nodes of a device are read, by the classes that torch gives them.
+
+    Attributes:
+        operations: by node class, the number of the output, and the operation.
+        reshapes: the classes of nodes that only change the shape.
+    """
+
+    operations: dict[type, tuple[int, _Operation]]
+    reshapes: set[type]
 
 
-_OUTPUT = {"ThnnFusedLstmCellBackward0": 1}
-"""The output that :data:`_DIAGONAL` is about, by default the first: of an LSTM cell c, as h is behind a tanh."""
+@cache
+def _table(device: str) -> _Table:
+    """Return the table for a type of device, from the nodes that this torch makes there: it may rename them."""
+    operations: dict[type, tuple[int, _Operation]] = {}
+    # A first use may be inside a checkpoint or without gradients.
+    with torch.inference_mode(False), torch.enable_grad(), saved_tensors_hooks(lambda t: t, lambda t: t):
+        x = torch.ones(2, 2, 1, device=device, requires_grad=True)
+        for name in _OPERATIONS:
+            _add_row(operations, name, x)
+        return _Table(operations, {type(reshape(x).grad_fn) for reshape in _RESHAPES})
+
+
+def _add_row(rows: dict[type, tuple[int, _Operation]], name: str, x: Tensor) -> None:
+    """Add an operation, unless the device lacks it or composes it of those before; warn if its node cannot be read."""
+    operation = _OPERATIONS[name]
+    try:
+        out = operation.example(x)
+        node: Any = out.grad_fn
+        if type(node) in rows:
+            return
+        if len(node.next_functions) < operation.inputs:
+            raise AttributeError(f"its node has {len(node.next_functions)} inputs, not {operation.inputs}")
+        operation.factors(node)
+        rows[type(node)] = out.output_nr, operation
+    except AttributeError as error:
+        warnings.warn(_UNREADABLE.format(version=torch.__version__, name=name, error=error), stacklevel=2)
+    except RuntimeError:
+        # The device lacks the operation.
+        pass
+
+
+_UNREADABLE = (
+    "torch {version} runs {name} as an operation that gradfree does not know ({error}). Skip connections through it do "
+    "not count, so gradients with few iterations are less close to autograd's; with k = L they are exact. Use a "
+    "version of torch that gradfree is tested with, or declare the path: engine.attach(model, residual=1.0)."
+)
 
 
 def residual_factor(out: Tensor, state: GradientEdge) -> Factor:
@@ -105,10 +195,7 @@ def residual_factor(out: Tensor, state: GradientEdge) -> Factor:
     Returns:
         A number, or a tensor that broadcasts to ``out``; 0.0 if no such path exists.
     """
-    return _factor(out.grad_fn, out.output_nr, _Shape(out.shape, out.shape), state, {})
-
-
-_Known = dict[tuple[Any, ...], Any]
+    return _Walk(_table(out.device.type), state, {}).factor(out.grad_fn, out.output_nr, _Shape(out.shape, out.shape))
 
 
 class _Shape(NamedTuple):
@@ -129,39 +216,52 @@ class _Shape(NamedTuple):
         return factor.expand(self.own).reshape(self.whole)
 
 
-def _factor(node: Any, slot: int, shape: _Shape, state: GradientEdge, known: _Known) -> Factor:
-    """Return the diagonal of ∂(output ``slot`` of ``node``)/∂state, in the shape of the block's output.
+class _Walk(NamedTuple):
+    """A walk through the graph of a block.
 
-    Args:
-        node: an operation of the block; ``None`` where autograd records none.
-        slot: the number of its output.
-        shape: of that output.
+    Attributes:
+        table: how nodes are read.
         state: the edge at which to stop.
         known: cache: diagonals by (node, slot, shape), and the factors of a node by (node,).
     """
-    if node is state.node:
-        return float(slot == state.output_nr and shape.own == shape.whole)
-    key = (node, slot, shape.own)
-    if key in known:
-        return known[key]
-    total: Factor = 0.0
-    # The same as node.name(), but faster.
-    name = type(node).__name__
-    if name in _DIAGONAL and slot == _OUTPUT.get(name, 0):
-        count, read = _DIAGONAL[name]
-        factors = [_factor(before, n, shape, state, known) for before, n in node.next_functions[:count]]
+
+    table: _Table
+    state: GradientEdge
+    known: dict[tuple[Any, ...], Any]
+
+    def factor(self, node: Any, slot: int, shape: _Shape) -> Factor:
+        """Return the diagonal of ∂(output ``slot`` of ``node``)/∂state, in the shape of the block's output.
+
+        Args:
+            node: an operation of the block; ``None`` where autograd records none.
+            slot: the number of its output.
+            shape: of that output.
+        """
+        if node is self.state.node:
+            return float(slot == self.state.output_nr and shape.own == shape.whole)
+        key = (node, slot, shape.own)
+        if key not in self.known:
+            self.known[key] = self._new_factor(node, slot, shape)
+        return self.known[key]
+
+    def _new_factor(self, node: Any, slot: int, shape: _Shape) -> Factor:
+        if type(node) in self.table.reshapes:
+            ((before, n), *_) = node.next_functions
+            return self.factor(before, n, shape._replace(own=torch.Size(node._saved_self_sym_sizes)))
+        output, operation = self.table.operations.get(type(node), (0, None))
+        if operation is None or slot != output:
+            return 0.0
+        factors = [self.factor(before, n, shape) for before, n in node.next_functions[: operation.inputs]]
         # Saved tensors are read only if they count: in a checkpoint, that runs the block again.
-        if any(isinstance(factor, Tensor) or factor for factor in factors):
-            if (node,) not in known:
-                known[node,] = read(node)
-            for local, factor in zip(known[node,], factors, strict=False):
-                if not is_number(local, 0.0) and not is_number(factor, 0.0):
-                    total = _sum(total, _product_of(shape.lift(local), factor))
-    elif name in _RESHAPING:
-        ((before, n), *_) = node.next_functions
-        total = _factor(before, n, shape._replace(own=torch.Size(node._saved_self_sym_sizes)), state, known)
-    known[key] = total
-    return total
+        if not any(isinstance(factor, Tensor) or factor for factor in factors):
+            return 0.0
+        if (node,) not in self.known:
+            self.known[node,] = operation.factors(node)
+        total: Factor = 0.0
+        for local, factor in zip(self.known[node,], factors, strict=False):
+            if not is_number(local, 0.0) and not is_number(factor, 0.0):
+                total = _sum(total, _product_of(shape.lift(local), factor))
+        return total
 
 
 def _sum(a: Factor, b: Factor) -> Factor:
@@ -175,7 +275,3 @@ def _product_of(a: Factor, b: Factor) -> Factor:
     if is_number(a, 1.0) or is_number(b, 1.0):
         return b if is_number(a, 1.0) else a
     return a * b
-
-
-_RESHAPING = ("ViewBackward0", "UnsafeViewBackward0", "ReshapeAliasBackward0")
-"""Operations that only change the shape."""

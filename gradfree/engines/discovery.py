@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from gradfree.chains.refusals import attached
+from gradfree.chains.refusals import problems_of_attached
 from gradfree.chains.report import Report, path_name
 from gradfree.chains.site import Site
 from gradfree.entries import ENGINES, lookup
@@ -57,7 +57,7 @@ def validate(model: nn.Module, chains: Chains | None, kinds: Kinds, left: Kinds 
             sites |= {site.path: site for row in rows if (site := _row({p: modules[p] for p in row}, kinds, left))}
     if left:
         # With another engine on a chain that is left to autograd, autograd would not compute the gradients.
-        problems += [problem for path in named for problem in attached(path, modules[path], left)]
+        problems += [problem for path in named for problem in problems_of_attached(path, modules[path], left)]
     problems += _overlaps(sites)
     problems += [problem for site in sites.values() for problem in site.problems()]
     return Report(sites, problems)

@@ -15,7 +15,7 @@ from torch.nn.parameter import is_lazy
 
 from gradfree.chains.kinds import known_kinds
 from gradfree.chains.memory import Memory
-from gradfree.chains.refusals import attached
+from gradfree.chains.refusals import problems_of_attached
 from gradfree.chains.site import Removable, Site
 from gradfree.chains.solving import Attachment
 from gradfree.errors import ChainError
@@ -61,7 +61,7 @@ class FeedbackLayers(Site):
     def problems(self) -> Iterator[str]:
         """Yield why no engine can be attached: another engine on a layer, or uninitialised weights."""
         kinds: list[type[Site]] = [FeedbackLayers, *known_kinds()]
-        taken = [problem for path, layer in self.blocks.items() for problem in attached(path, layer, kinds)]
+        taken = [problem for path, layer in self.blocks.items() for problem in problems_of_attached(path, layer, kinds)]
         yield from taken[:1]  # The remedy is the same for all.
         for path, layer in self.blocks.items():
             if any(map(is_lazy, layer.parameters())):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 from math import inf, log
 
 import torch
@@ -36,7 +37,7 @@ class ChainPass(Pass):
     fused: bool = False
     plan: SegmentPlan | None = field(default=None, init=False)
 
-    @property
+    @cached_property
     def free(self) -> float:
         """How many rows of a step take as long as its start."""
         return free_rows(self.like, self.kind, self.fused)
@@ -97,8 +98,10 @@ class SegmentRule:
 
     def plan(self, chain_pass: ChainPass) -> SegmentPlan | None:
         """Return how to solve ``chain_pass`` in segments, or ``None`` to run it sequentially; changes nothing."""
-        if chain_pass.is_paused or not self.should_cut(chain_pass):
-            return None
+        return None if chain_pass.is_paused or not self.should_cut(chain_pass) else self.cut(chain_pass)
+
+    def cut(self, chain_pass: ChainPass) -> SegmentPlan:
+        """Return how to solve in segments a pass that is not paused and :meth:`should_cut`."""
         batch, free = len(chain_pass.like), chain_pass.free
         burn = self.burn if isinstance(self.burn, int) else chain_pass.burn
         segments = self.segments

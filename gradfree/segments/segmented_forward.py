@@ -35,9 +35,9 @@ def segmented_forward(rule: SegmentRule, recurrence: Recurrence) -> Trajectory |
     this = _chain_pass(recurrence)
     if not rule.should_cut(this):
         return None
-    plan = rule.plan(this)
-    if plan is None:
+    if this.is_paused:
         return run_sequentially(recurrence)._replace(passes=[this])
+    plan = rule.cut(this)
     if recurrence.mode is not None:
         # Once for all calls of the kernel.
         recurrence = replace(recurrence, weights=in_one_piece(recurrence.weights, 1))

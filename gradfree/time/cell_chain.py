@@ -15,7 +15,7 @@ from gradfree.algebra.block_scan import Blocks
 from gradfree.algebra.cotangents import Factor, plus, times
 from gradfree.chains.chain import ChainGradients
 from gradfree.chains.memory import Memory
-from gradfree.chains.refusals import hooked, tapped
+from gradfree.chains.refusals import problems_of_hooks, problems_of_taps
 from gradfree.devices.hardware import product_rounding
 from gradfree.errors import RANDOM_CELL, ChainError
 from gradfree.time.cell_layer import ElementwiseCell, apply_cell, output_size, run_steps, unit_blocks
@@ -298,7 +298,7 @@ def autocast_now(x: Tensor) -> torch.autocast:
 def cell_problems(where: str, cell: nn.Module) -> Iterator[str]:
     """Yield why ``cell``, at the path ``where``, cannot run again on all steps as one batch."""
     inside = dict(cell.named_modules(prefix=where))
-    yield from (*hooked(inside), *tapped(inside))
+    yield from (*problems_of_hooks(inside), *problems_of_taps(inside))
     for name, module in inside.items():
         if isinstance(module, nn.modules.dropout._DropoutNd | nn.modules.batchnorm._BatchNorm):
             yield RANDOM_CELL.message(path=name, kind=type(module).__name__)

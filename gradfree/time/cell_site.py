@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import FunctionCtx
 
-from gradfree.chains.refusals import hooked, tapped
+from gradfree.chains.refusals import problems_of_hooks, problems_of_taps
 from gradfree.chains.site import Removable, Site
 from gradfree.chains.solving import Attachment
 from gradfree.errors import ATTACHED, CHANGED_IN_PLACE, CHANGED_STATE, NOT_FINITE_INSIDE, ChainError, refuse
@@ -31,7 +31,7 @@ from gradfree.time.single_steps import SingleStepWarning
 from gradfree.torchside.guards import check_finite, refuse_batched, refuse_second_derivatives, refuse_transforms, saved
 from gradfree.torchside.hooks import when_backward
 from gradfree.torchside.private import uncompiled, version
-from gradfree.torchside.sharding import sharded
+from gradfree.torchside.sharding import problems_of_shards
 from gradfree.torchside.unsaved import Unsaved
 
 
@@ -76,7 +76,7 @@ class CellLayerSite(Site):
 
     def problems(self) -> Iterator[str]:
         """Yield what prevents attaching an engine to the layer."""
-        yield from sharded(self.inside)
+        yield from problems_of_shards(self.inside)
         if self.attachment_on(self._layer):
             yield ATTACHED.message(path=self.path or "the model")
         if type(self._layer).unroll is not CellLayer.unroll:
@@ -144,7 +144,7 @@ class CellRecorder:
         self.single_steps.count(len(x))
         refuse_transforms(self.where)
         refuse(state_problems(self.where, parts, x))
-        refuse((*sharded(self.inside), *hooked(self.inside), *tapped(self.inside)))
+        refuse((*problems_of_shards(self.inside), *problems_of_hooks(self.inside), *problems_of_taps(self.inside)))
         out, *finals = _UnrollFunction.apply(self, len(parts), x, *parts, *parameters)
         return [out, ends(out)] if ends is not None else [out, *finals]
 
@@ -154,7 +154,7 @@ class CellRecorder:
         loop = layer.loop(x, parts, ends, at.path or "the cell layer")
         if torch.is_grad_enabled():
             self.single_steps.count(loop.length)
-        refuse(sharded(self.inside))
+        refuse(problems_of_shards(self.inside))
         run = (
             partial(Loop.run, loop) if at.use_exact else partial(at.engine.loops, loop, self.loop_memory, self._scratch)
         )

@@ -36,6 +36,9 @@ from gradfree.torchside.hooks import when_backward
 from gradfree.torchside.private import is_simulated, is_traced, other_pass, transforms_active, uncompiled
 from gradfree.torchside.unsaved import Unsaved
 
+LeftToTorch = Sequence[Callable[[], None]] | None
+"""Callbacks for the backward pass of a layer that the engine leaves to torch's kernel; ``None`` if it does not."""
+
 RunLayer = Callable[[int, Tensor, Sequence[Tensor], Sequence[Any]], Sequence[Tensor]]
 """Maps a layer's number, input, initial states and weights to its outputs and final states."""
 
@@ -173,7 +176,7 @@ class RecurrentRecorder:
                 self._after_torch(outs, callbacks)
                 return out, final
             packing = Packing(input.batch_sizes, given.x.device) if given.ragged else None
-            run_layer = partial(self.run_layer, packing=packing, layout=layout)
+            run_layer = partial(self._run_decided, left, packing)
         out, finals = run_layers(self.module, run_layer, given.x, given.initial_states(hx))
         if layout == "runs":
             self._after_torch([out, *finals], [])
@@ -211,10 +214,8 @@ class RecurrentRecorder:
             return "grid"
         return packed_layout(module.mode, given.runs, given.like, given.x.shape[1], trains=torch.is_grad_enabled())
 
-    def _leave_to_torch(
-        self, layer: FusedLayer, length: int, like: Tensor, layout: Layout
-    ) -> Sequence[Callable[[], None]] | None:
-        """Return callbacks for the backward pass if the engine leaves this layer to torch's kernel, else ``None``."""
+    def _leave_to_torch(self, layer: FusedLayer, length: int, like: Tensor, layout: Layout) -> LeftToTorch:
+        """Decide whether the engine leaves this layer to torch's kernel."""
         at, kind, trains = self.attachment, like.device.type, torch.is_grad_enabled()
         if not trains and not at.engine.evaluates:
             return ()
@@ -245,17 +246,22 @@ class RecurrentRecorder:
             self._has_warned = True
             warnings.warn(f"{self.attachment.path or 'the recurrent layer'}: {message}", stacklevel=2)
 
-    def run_layer(
+    def run_layer(self, number: int, x: Tensor, first: Sequence[Tensor], weights: Sequence[Any]) -> Sequence[Tensor]:
+        """Run a layer, recorded or by torch; return the outputs and the final states, (directions, B, H) each."""
+        layer = self._layers[number]
+        return self._run(layer, self._leave_to_torch(layer, len(x), first[0][0], "batch"), x, first, weights)
+
+    def _run_decided(
         self,
+        left: Sequence[LeftToTorch],
+        packing: Packing | None,
         number: int,
         x: Tensor,
         first: Sequence[Tensor],
         weights: Sequence[Any],
-        packing: Packing | None = None,
-        layout: Layout = "batch",
     ) -> Sequence[Tensor]:
-        """Run a layer, recorded or by torch; return the outputs and the final states, (directions, B, H) each."""
-        return self._run(replace(self._layers[number], packing=packing), x, first, weights, layout)
+        """Run a layer by the decisions ``left``, one for each layer; as :meth:`run_layer`."""
+        return self._run(replace(self._layers[number], packing=packing), left[number], x, first, weights)
 
     def _run_in_runs(
         self, runs: Sequence[Run], number: int, x: Tensor, first: Sequence[Tensor], weights: Sequence[Any]
@@ -278,17 +284,15 @@ class RecurrentRecorder:
     ) -> Sequence[Tensor]:
         """Run one direction of a layer on one run; no engine is faster than torch on a short one."""
         if len(x) >= SHORTEST:
-            return self._run(layer, x, first, weights, "runs")
+            return self._run(layer, self._leave_to_torch(layer, len(x), first[0][0], "runs"), x, first, weights)
         return run_kernel(layer.recurrence(x, first, weights))
 
     def _run(
-        self, layer: FusedLayer, x: Tensor, first: Sequence[Tensor], weights: Sequence[Any], layout: Layout
+        self, layer: FusedLayer, left: LeftToTorch, x: Tensor, first: Sequence[Tensor], weights: Sequence[Any]
     ) -> Sequence[Tensor]:
-        length = len(x) if layer.packing is None else layer.packing.shape[0]
-        callbacks = self._leave_to_torch(layer, length, first[0][0], layout)
-        if callbacks is not None:
+        if left is not None:
             found = run_kernel(layer.recurrence(x, first, weights))
-            self._after_torch(found, callbacks)
+            self._after_torch(found, left)
         elif torch.is_grad_enabled():
             found = LayerFunction.apply(layer, x, *first, *weights)
         else:

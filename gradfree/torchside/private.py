@@ -1,8 +1,8 @@
 """All private functions of torch that gradfree uses, what for, and what happens without them.
 
-Each name is resolved once, when gradfree is imported. If torch lacks it, a slower or less precise fallback is used, or
-its call raises a :class:`~gradfree.ChainError` that names it. A wrong gradient never results.
-``tests/torchside/test_private.py`` removes each of :data:`NAMES` and trains.
+Each name is resolved and called once, when gradfree is imported. If torch lacks it, or does not take that call, a
+slower or less precise fallback is used, or its call raises a :class:`~gradfree.ChainError` that names it. A wrong
+gradient never results. ``tests/torchside/test_private.py`` removes and changes each of :data:`NAMES` and trains.
 """
 
 from __future__ import annotations
@@ -33,21 +33,41 @@ _T = TypeVar("_T")
 NAMES: dict[str, str] = {}
 """The private names of torch that are used, each with what is lost without it."""
 
-LEAF: Any = type(torch.ones(1, requires_grad=True).view(1).grad_fn.next_functions[0][0])  # type: ignore[union-attr]
+_NODE: Any = torch.ones(1, requires_grad=True).view(1).grad_fn
+
+LEAF: Any = type(_NODE.next_functions[0][0])
 """The class of the graph nodes of leaf tensors (AccumulateGrad); torch has no public name for it."""
 
 
-def _private(name: str, lost: str) -> Any:
-    """Return a private object of torch by name; ``None`` if this version lacks it."""
+def _private(name: str, lost: str, call: Callable[[Any], object] | None = None) -> Any:
+    """Return a private object of torch by name; ``None`` if this version lacks it.
+
+    Args:
+        name: where it is.
+        lost: what is lost without it.
+        call: calls it as gradfree does, without effect. If it takes no such call, it counts as absent.
+    """
     NAMES[name] = lost
     with suppress(AttributeError, ImportError):
-        return resolve_name(name)
+        found = resolve_name(name)
+        return found if call is None or _takes(found, call) else None
     return None
 
 
-def _needed(name: str, purpose: str, attribute: bool = False) -> Any:
+def _takes(function: Any, call: Callable[[Any], object]) -> bool:
+    try:
+        call(function)
+    except (TypeError, ValueError):
+        return False
+    except RuntimeError:
+        # Outside a backward pass some of them refuse.
+        return True
+    return True
+
+
+def _needed(name: str, purpose: str, call: Callable[[Any], object] | None = None, attribute: bool = False) -> Any:
     """Return a private function of torch or a getter of a private attribute; without it, a function that raises."""
-    found = _private(name, f"backward passes raise: nothing else {purpose}")
+    found = _private(name, f"backward passes raise: nothing else {purpose}", call)
     if found is None:
         return partial(_missing, name, purpose)
     return attrgetter(name.rpartition(".")[2]) if attribute else found
@@ -55,8 +75,8 @@ def _needed(name: str, purpose: str, attribute: bool = False) -> Any:
 
 def _missing(name: str, purpose: str, *_: Any) -> Any:
     raise ChainError(
-        f"torch {torch.__version__} has no {name}, by which an engine {purpose}. Use a version of torch that gradfree "
-        "is tested with, or train without an engine."
+        f"torch {torch.__version__} has no {name} or another one, by which an engine {purpose}. Use a version of torch "
+        "that gradfree is tested with, or train without an engine."
     )
 
 
@@ -67,25 +87,30 @@ def _never(*_: Any) -> bool:
 # The backward pass that is running.
 
 backward_id: Callable[[], int] = _needed(
-    "torch._C._current_graph_task_id", "distinguishes two backward passes through one graph"
+    "torch._C._current_graph_task_id", "distinguishes two backward passes through one graph", lambda f: f()
 )
 """Return the number of the backward pass that runs in this thread; -1 if there is none."""
 
 will_run: Callable[[Node], bool] = _needed(
-    "torch._C._will_engine_execute_node", "knows whether a backward pass reaches the node that solves the chain"
+    "torch._C._will_engine_execute_node",
+    "knows whether a backward pass reaches the node that solves the chain",
+    lambda f: f(_NODE),
 )
 """Return whether the running backward pass executes ``node``; for a leaf in ``autograd.grad``, a ``RuntimeError``."""
 
 _keeps_graph = _private(
-    "torch._C._autograd._get_current_graph_task_keep_graph", "tensors of a pass are freed with its graph, not before"
+    "torch._C._autograd._get_current_graph_task_keep_graph",
+    "tensors of a pass are freed with its graph, not before",
+    lambda f: f(),
 )
 
-_call_of_backward = _needed(
-    "torch.autograd.graph._engine_run_backward", "finds the inputs of a call of torch.autograd.grad", attribute=True
-)
+_BACKWARD = "torch.autograd.graph._engine_run_backward", "finds the inputs of a call of torch.autograd.grad"
+_call_of_backward = _needed(*_BACKWARD, lambda f: f.__code__.co_varnames.index("args"), attribute=True)
 
 after_backward: Callable[[Callable[[], None]], None] = _needed(
-    "torch.autograd.Variable._execution_engine.queue_callback", "restores hooks when a backward pass has ended"
+    "torch.autograd.Variable._execution_engine.queue_callback",
+    "restores hooks when a backward pass has ended",
+    lambda f: f(lambda: None),
 )
 """Call a function when the running backward pass ends."""
 
@@ -104,11 +129,18 @@ def asked_for() -> Iterator[tuple[Any, int]]:
     code = _call_of_backward(torch.autograd.graph).__code__
     own = _frame_of(code, sys._getframe())
     for call in [own] if own else [_frame_of(code, frame) for frame in sys._current_frames().values()]:
-        for asked in call.f_locals["args"][3] if call else ():
+        for asked in _inputs(call.f_locals["args"]) if call else ():
             if isinstance(asked, GradientEdge):
                 yield asked.node, asked.output_nr
             elif asked.grad_fn is not None:
                 yield asked.grad_fn, asked.output_nr
+
+
+def _inputs(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Return the inputs among the arguments of torch's call: after cotangents, retain_graph and create_graph."""
+    if len(arguments) < 4 or not isinstance(arguments[3], tuple):
+        _missing(*_BACKWARD)
+    return arguments[3]
 
 
 def _frame_of(code: Any, frame: FrameType | None) -> FrameType | None:
@@ -187,7 +219,11 @@ def global_hooks() -> bool:
     return any(getattr(module, f"_global_{kind}_hooks", None) for kind in kinds)
 
 
-_assert_async = _private("torch._assert_async", "the host waits while what runs again is compared with the pass")
+_assert_async = _private(
+    "torch._assert_async",
+    "the host waits while what runs again is compared with the pass",
+    lambda f: f(torch.ones((), dtype=torch.bool), ""),
+)
 
 
 def assert_on_device(condition: Tensor, message: str) -> None:
@@ -205,6 +241,7 @@ def assert_on_device(condition: Tensor, message: str) -> None:
 _saved_hooks = _private(
     "torch._C._autograd._top_saved_tensors_default_hooks",
     "checkpoints are recognised by their frames, which takes longer; other hooks for saved tensors see states of a row",
+    lambda f: f(False),
 )
 
 
@@ -241,7 +278,9 @@ def saves_elsewhere() -> bool:
 
 
 transforms_active: Callable[[], bool] = (
-    _private("torch._C._are_functorch_transforms_active", "transforms of torch.func end in torch's own errors")
+    _private(
+        "torch._C._are_functorch_transforms_active", "transforms of torch.func end in torch's own errors", lambda f: f()
+    )
     or _never
 )
 """Return whether a transform of ``torch.func`` is running."""
@@ -261,7 +300,9 @@ def other_pass() -> str | None:
     return "compiled autograd" if getattr(compiled, "compiled_autograd_enabled", False) else None
 
 
-_dispatch_modes = _private("torch._C._len_torch_dispatch_stack", "traced evaluation ends in torch's own errors")
+_dispatch_modes = _private(
+    "torch._C._len_torch_dispatch_stack", "traced evaluation ends in torch's own errors", lambda f: f()
+)
 
 
 def is_traced() -> bool:
@@ -275,15 +316,21 @@ def is_simulated(tensor: Tensor) -> bool:
 
 
 is_one_of_many: Callable[[Tensor], bool] = (
-    _private("torch._C._functorch.is_legacy_batchedtensor", "is_grads_batched=True ends in torch's own errors")
+    _private(
+        "torch._C._functorch.is_legacy_batchedtensor",
+        "is_grads_batched=True ends in torch's own errors",
+        lambda f: f(torch.empty(0)),
+    )
     or _never
 )
 """Return whether a cotangent is a batch of cotangents, ``is_grads_batched=True``."""
 
 _frame_callback = _private(
-    "torch._C._dynamo.eval_frame.get_eval_frame_callback", "each call costs 20 µs more, and no blocks run as a row"
+    "torch._C._dynamo.eval_frame.get_eval_frame_callback",
+    "each call costs 20 µs more, and no blocks run as a row",
+    lambda f: f(),
 )
-_disable = _private("torch._compile._disable_dynamo", "attaching imports torch's compiler")
+_disable = _private("torch._compile._disable_dynamo", "attaching imports torch's compiler", lambda f: f(_never))
 
 
 def _is_borrowed() -> bool:

@@ -45,7 +45,7 @@ def is_torchs_own(module: nn.Module) -> bool:
     return own_class(module).__module__.startswith("torch.nn.")
 
 
-def sharded(inside: Mapping[str, nn.Module]) -> Iterator[str]:
+def problems_of_shards(inside: Mapping[str, nn.Module]) -> Iterator[str]:
     """Yield a problem for each of the modules ``inside`` a chain, by path, that is sharded by itself.
 
     FSDP gathers parameters and reduces gradients around autograd's own pass through the module. In an engine's pass

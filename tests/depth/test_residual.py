@@ -1,5 +1,7 @@
 """The residual path read from a block's graph, and its running mean for DSF."""
 
+from functools import cache
+
 import pytest
 import torch
 from pretend_device import kernels
@@ -7,6 +9,7 @@ from torch import nn
 from torch.autograd.graph import get_gradient_edge
 
 import gradfree
+from gradfree.depth import residual
 from gradfree.depth.residual import residual_factor
 
 
@@ -118,8 +121,10 @@ def fused_cells(monkeypatch):
         return torch.ops.aten._thnn_fused_lstm_cell(x @ w_ih.t(), state[0] @ w_hh.t(), state[1], b_ih, b_hh)[:2]
 
     with monkeypatch.context() as patch:
-        patch.setattr(torch._VF, "gru_cell", gru_cell, raising=False)
-        patch.setattr(torch._VF, "lstm_cell", lstm_cell, raising=False)
+        for owner in (torch, torch._VF):
+            patch.setattr(owner, "gru_cell", gru_cell, raising=False)
+            patch.setattr(owner, "lstm_cell", lstm_cell, raising=False)
+        patch.setattr(residual, "_table", cache(residual._table.__wrapped__))
         yield
     library._destroy()
 
@@ -162,6 +167,77 @@ def test_a_declared_residual_path_is_used():
         assert torch.equal(declared, first(gradfree.create_engine("dsf", feedback=0.7, iterations=k)))
     with pytest.raises(TypeError, match="residual must be a number"):
         engine.attach(model, residual="yes")
+
+
+class Renamed(torch.autograd.Function):
+    """torch.lerp by a number, of a torch that calls its node otherwise."""
+
+    @staticmethod
+    def forward(ctx, start, end, weight):
+        ctx._saved_weight = weight
+        return start + weight * (end - start)
+
+    @staticmethod
+    def backward(ctx, g):
+        return (1 - ctx._saved_weight) * g, ctx._saved_weight * g, None
+
+
+class Rebuilt(Renamed):
+    """The same of a torch whose node keeps other things."""
+
+    @staticmethod
+    def forward(ctx, start, end, weight):
+        ctx.weight = weight
+        return start + weight * (end - start)
+
+    @staticmethod
+    def backward(ctx, g):
+        return (1 - ctx.weight) * g, ctx.weight * g, None
+
+
+class Mixing(nn.Module):
+    """A block with torch.lerp, or with x + g(x)."""
+
+    def __init__(self, mixes):
+        super().__init__()
+        self.linear, self.mixes = nn.Linear(4, 4), mixes
+
+    def forward(self, x):
+        branch = torch.tanh(self.linear(x))
+        return torch.lerp(x, branch, 0.3) if self.mixes else x + branch
+
+
+@pytest.mark.parametrize("mixes", [(True,) * 4, (True, False, True, False)], ids=["all blocks", "a mixed chain"])
+def test_a_node_that_torch_renames_changes_no_gradient(mixes, monkeypatch):
+    model, x = nn.Sequential(*map(Mixing, mixes)).double(), torch.randn(3, 4, dtype=torch.float64)
+
+    def gradients():
+        monkeypatch.setattr(residual, "_table", cache(residual._table.__wrapped__))
+        with gradfree.create_engine("highway_bp", iterations=1).attach(model, [""], batched=False):
+            return torch.autograd.grad(model(x).sum(), list(model.parameters()))
+
+    expected = gradients()
+    monkeypatch.setattr(torch, "lerp", other_lerp(Renamed, torch.lerp))
+    torch.testing.assert_close(gradients(), expected, rtol=1e-12, atol=1e-12)
+
+
+def test_a_node_of_another_form_warns(monkeypatch):
+    """Without it, gradients of few iterations would be less close to autograd's, and nothing would say so."""
+    monkeypatch.setattr(torch, "lerp", other_lerp(Rebuilt, torch.lerp))
+    monkeypatch.setattr(residual, "_table", cache(residual._table.__wrapped__))
+    with pytest.warns(UserWarning, match="runs lerp by a number as an operation that gradfree does not know"):
+        factor, _ = read(lambda x: torch.lerp(x, x.tanh(), 0.3), torch.randn(3))
+    assert factor == 0.0
+
+
+def other_lerp(function, lerp):
+    return lambda x, y, weight: lerp(x, y, weight) if isinstance(weight, torch.Tensor) else function.apply(x, y, weight)
+
+
+def test_each_operation_is_read_or_composed_of_others(device, recwarn):
+    """On any device and torch: none warns."""
+    residual._table.__wrapped__(torch.device(device).type)
+    assert not recwarn.list
 
 
 class Hidden(nn.Module):

@@ -1,4 +1,4 @@
-"""Without one of torch's private functions, gradients are exact or an error names the function."""
+"""Without one of torch's private functions, or with a changed one, gradients are exact or an error names it."""
 
 import subprocess
 import sys
@@ -14,9 +14,11 @@ CASES = ("blocks", "checkpoints", "a row", "GRU", "a cell", "layers")
 
 @pytest.mark.processes
 @pytest.mark.slow
-def test_a_step_without_one_private_function_is_exact_or_raises():
+@pytest.mark.parametrize("changed", [False, True], ids=["absent", "with other arguments"])
+def test_a_step_without_one_private_function_is_exact_or_raises(changed):
     """There is a result for each name and case; a missing one means that its process has crashed."""
-    done = subprocess.run([sys.executable, SCRIPT, *NAMES], capture_output=True, text=True, timeout=600)
+    names = ["changed"] * changed + [*NAMES]
+    done = subprocess.run([sys.executable, SCRIPT, *names], capture_output=True, text=True, timeout=600)
     rows = [row.split("\x1f") for row in done.stdout.split("\x1e") if row.strip()]
     found = {(name.strip(), case): result for name, case, result in rows}
     for name in NAMES:
