@@ -91,7 +91,7 @@ NO_LESSON = _row(
     _PASSES,
     "an engine that learns from targets or from the loss itself, without them",
     "{engine} needs the {what} of the batch, not only the gradient of the loss.",
-    "Run the backward pass inside `with handle.lesson({what}={given}):`; f() runs the model and returns the loss.",
+    "Run the backward pass inside `with handle.lesson({what}={given}):`, with {given} {meaning}.",
 )
 NOT_FINITE_BEHIND = _row(
     _PASSES,

@@ -13,6 +13,11 @@ from torch import Tensor
 from gradfree.errors import NO_LESSON, ChainError
 from gradfree.torchside.random_state import RandomState
 
+_GIVEN = {
+    "targets": ("y", "the targets that the loss of this batch compares with"),
+    "loss": ("f", "a function that runs the model on this batch and returns the loss"),
+}
+
 
 @dataclass(frozen=True)
 class Lesson:
@@ -37,7 +42,8 @@ class Lesson:
         """
         for name in needs:
             if getattr(self, name) is None:
-                raise NO_LESSON.error(engine=engine, what=name, given={"targets": "y", "loss": "f"}[name])
+                given, meaning = _GIVEN[name]
+                raise NO_LESSON.error(engine=engine, what=name, given=given, meaning=meaning)
 
     def evaluate(self, device: torch.device) -> Tensor:
         """Return the loss with the present weights, without a graph and always with the same random numbers.
