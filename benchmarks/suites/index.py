@@ -7,7 +7,7 @@ from functools import partial
 
 from gradfree.benchmarks.records.case import Row
 from gradfree.benchmarks.suites import forward_only
-from gradfree.benchmarks.suites.alternatives import ALTERNATIVES, ALTERNATIVES_SHORT
+from gradfree.benchmarks.suites.alternatives import ALTERNATIVES
 from gradfree.benchmarks.suites.cells import CELLS, NARROW
 from gradfree.benchmarks.suites.depth import DEPTH_MAP, DEPTH_TRAINING, GPU_DEPTH, RESIDUAL_QUICK
 from gradfree.benchmarks.suites.long_sequences import (
@@ -101,7 +101,6 @@ SUITES: dict[str, Suite] = {
     "depth-training": DEPTH_TRAINING,
     "gpu-depth": GPU_DEPTH,
     "alternatives": ALTERNATIVES,
-    "alternatives-short": ALTERNATIVES_SHORT,
     "forward-only": forward_only.FORWARD_ONLY,
     "forward-memory": forward_only.FORWARD_MEMORY,
     "orthogonal-layers": forward_only.ORTHOGONAL_LAYERS,

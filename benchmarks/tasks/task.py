@@ -98,6 +98,7 @@ class Task:
         dtype: dtype of weights and inputs; torch's default if not given.
         chains: module paths of the model's chains; found automatically if not given.
         builder: the user's function that returns the model, instead of a registered one.
+        augment: changes the inputs of each batch in training at random; called with them and a generator.
     """
 
     name: str
@@ -113,6 +114,7 @@ class Task:
     dtype: str | None = field(default=None, metadata=ADDED, kw_only=True)
     chains: tuple[str, ...] | None = field(default=None, metadata=ADDED, kw_only=True)
     builder: Imported | None = field(default=None, metadata=ADDED, kw_only=True)
+    augment: Callable[[Tensor, torch.Generator], Tensor] | None = field(default=None, metadata=ADDED, kw_only=True)
     course: ClassVar[str] = "warmed up for a tenth of the steps, then annealed"
 
     def __str__(self) -> str:
@@ -185,14 +187,15 @@ class Task:
         )
 
     def batches(self, split: Split, seed: int) -> Iterator[Split]:
-        """Yield one batch a step; each epoch has a new order, which depends only on ``seed``."""
+        """Yield one batch a step; each epoch's order and the inputs' changes depend only on ``seed``."""
         generator = torch.Generator().manual_seed(seed)
         queue = torch.empty(0, dtype=torch.int64)
         for _ in range(self.steps):
             if len(queue) < self.batch_size:
                 queue = torch.cat([queue, torch.randperm(len(split.inputs), generator=generator)])
             chosen, queue = queue[: self.batch_size], queue[self.batch_size :]
-            yield Split(split.inputs[chosen], split.targets[chosen])
+            inputs = split.inputs[chosen]
+            yield Split(self.augment(inputs, generator) if self.augment else inputs, split.targets[chosen])
 
 
 @dataclass(frozen=True)

@@ -148,6 +148,7 @@ class Comparison(Experiment):
         learning_rates: ascending; each row trains at the one with the best validation score. By default, all train at
             the task's.
         rates: fixed learning rates by row label; these rows have no trials.
+        trial_steps: length of the trials of learning rates; by default, that of the training.
         trained: the cases that train.
     """
 
@@ -155,6 +156,7 @@ class Comparison(Experiment):
     rows: tuple[Row, ...]
     learning_rates: tuple[float, ...] = ()
     rates: Mapping[str, float] = field(default_factory=dict)
+    trial_steps: int | None = None
     trained: type[Training] = Training
 
     def check(self) -> None:
@@ -222,7 +224,8 @@ class Comparison(Experiment):
         return Summary(self.task, self.learning_rates, facts).section
 
     def _trials(self, task: Task, row: Row, device: str) -> list[Trial]:
-        tasks = [replace(task, learning_rate=rate) for rate in self.learning_rates]
+        steps = self.trial_steps or task.steps
+        tasks = [replace(task, learning_rate=rate, steps=steps) for rate in self.learning_rates]
         return [Trial(task=tried, row=row, device=device) for tried in tasks]
 
     def _tuned(self, task: Task, row: Row, device: str, records: Mapping[str, Record]) -> Task | None:
@@ -236,4 +239,5 @@ class Comparison(Experiment):
             return None
         goodness = task.score.goodness
         # A failed trial counts like a diverged one.
-        return max(trials, key=lambda trial: goodness(score_in(records[trial.id]["results"], "validation"))).task
+        best = max(trials, key=lambda trial: goodness(score_in(records[trial.id]["results"], "validation")))
+        return replace(task, learning_rate=best.task.learning_rate)

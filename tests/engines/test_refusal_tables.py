@@ -10,12 +10,13 @@ import pytest
 import torch
 from torch import nn
 from torch.autograd import forward_ad
+from torch.jit.frontend import NotSupportedError
 from torch.nn.utils.parametrizations import spectral_norm
 
 import gradfree
 from gradfree import ChainError, errors
 from gradfree.errors import REFUSALS
-from gradfree.testing.cases.models import Model, NormAndDropout, plain_model
+from gradfree.testing.cases.models import Model, NormAndDropout, Plain, plain_model
 
 X = (5, 6)
 
@@ -267,6 +268,23 @@ def test_every_refusal_raises_its_message(case):
 @pytest.mark.parametrize("make", [blocks, gru, cell])
 def test_other_passes_are_refused(other, make):
     assert_refused(errors.OTHER_PASS, lambda: behind(other)(make))
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    ("make", "error"),
+    [
+        (lambda: (nn.GRU(6, 6), "shooting"), "can't take variable number of arguments"),
+        (lambda: (nn.Sequential(*[Plain() for _ in range(3)]), "highway_bp"), "Only a single generator"),
+        (layers, "NamedExpr aren't supported"),
+    ],
+)
+def test_scripting_is_refused_by_torch_until_the_engine_is_detached(make, error):
+    """With the words that ``docs/start/limits.md`` quotes."""
+    model, engine = make()
+    with gradfree.create_engine(engine).attach(model), pytest.raises(NotSupportedError, match=error):
+        torch.jit.script(model)
+    torch.jit.script(model)
 
 
 def test_global_module_hooks_are_refused():

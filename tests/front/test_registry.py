@@ -99,7 +99,7 @@ def test_options_are_given_by_name():
 
 
 def test_model_names_and_options():
-    with pytest.raises(ValueError, match="no model is called 'resnet'; there are: gpt, lenet, orthogonal_convnet"):
+    with pytest.raises(ValueError, match="no model is called 'resnet'; there are: gpt, lenet, mlp, orthogonal_convnet"):
         gradfree.create_model("resnet")
     with pytest.raises(
         TypeError, match="got an unexpected keyword argument 'layers'; its options are: depth, in_channels"

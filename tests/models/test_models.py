@@ -19,6 +19,7 @@ CASES = {
     "recurrent_lm": ({"vocab_size": 11, "layers": 3, "width": 8}, lambda: torch.randint(11, (4, 7))),
     "pixel_classifier": ({"in_channels": 2, "num_classes": 3, "width": 8}, lambda: torch.randn(5, 2, 3, 4)),
     "lenet": ({"in_channels": 2, "num_classes": 3, "image_size": 16}, lambda: torch.randn(5, 2, 16, 16)),
+    "mlp": ({"in_features": 12, "num_classes": 3, "depth": 4, "width": 8}, lambda: torch.randn(5, 3, 4)),
     "orthogonal_mlp": ({"in_features": 12, "num_classes": 3, "depth": 4, "width": 8}, lambda: torch.randn(5, 3, 4)),
     "orthogonal_lenet": ({"num_classes": 3, "image_size": 12}, lambda: torch.randn(5, 1, 12, 12)),
     "orthogonal_convnet": (
@@ -200,5 +201,6 @@ def test_wrong_options_and_inputs_are_refused(make, message):
 
 
 @pytest.mark.parametrize("engine", ["fa", "dfa", "foton", "fixed_point", "forward_gradient"])
-def test_lenet_is_a_chain_for_engines_of_layers_and_of_blocks(engine):
-    assert gradfree.create_engine(engine).validate(small("lenet"), ["layers"]).ok
+@pytest.mark.parametrize("model", ["lenet", "mlp"])
+def test_plain_networks_are_chains_for_engines_of_layers_and_of_blocks(engine, model):
+    assert gradfree.create_engine(engine).validate(small(model), ["layers"]).ok

@@ -118,7 +118,7 @@ def test_suites_are_well_formed(suite):
         if type(part) is Comparison:
             assert part.rows[0].options == {"plain": True}
             # Orthogonal models need real weights; drawing those of others takes long.
-            with torch.device("cpu" if part.task.model.startswith(("orthogonal", "lenet")) else "meta"):
+            with torch.device("cpu" if part.task.model.startswith(("orthogonal", "lenet", "mlp")) else "meta"):
                 model = part.task.create_model(0)
             assert all(row.create_engine().validate(model, part.task.chains).ok for row in part.rows)
             assert part.learning_rates == tuple(sorted(part.learning_rates))

@@ -65,3 +65,13 @@ def test_a_trial_is_a_training_run_without_a_test_score(monkeypatch):
     reported = training(HIGHWAY, seed=trial.seed).run()
     assert reported == {**results, "test": reported["test"]}
     assert trial.seed not in range(1000)
+
+
+def test_shorter_trials_choose_the_rate_of_the_whole_training():
+    part = replace(TUNED, trial_steps=3)
+    assert {trial.task.steps for trial in part.trials("cpu")} == {3}
+    chosen = list(part.training(0, "cpu", tried(part, backprop=[70, 90, 80], highway_bp=[70, 80, 90])))
+    assert [(case.task.learning_rate, case.task.steps) for case in chosen] == [
+        (MIDDLE, TASK.steps),
+        (HIGH, TASK.steps),
+    ]
