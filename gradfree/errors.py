@@ -1,4 +1,7 @@
-"""``ChainError``, and the tables of refusals: case, message, remedy."""
+"""``ChainError``, and the table of the refusals that several engines or kinds of chain share: case, message, remedy.
+
+A refusal that one place makes stands there.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ def refuse(problems: Iterable[str]) -> None:
 
 
 REFUSALS: dict[str, list[Refusal]] = {}
-"""All refusals, by family."""
+"""The rows, by family."""
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,7 @@
-"""Everything that differs between devices. This is the only file that names a device type.
+"""What torch does differently on each device: events, copies, random states, kernels, rounding.
 
-Other modules call the functions here, which use ``torch.accelerator`` and torch's module of the device.
+Other modules call the functions here, which use ``torch.accelerator`` and torch's module of the device. No other file
+names an accelerator; rules of cost, and choices that are for CPUs only, compare with ``"cpu"``.
 """
 
 from __future__ import annotations

@@ -175,11 +175,12 @@ def test_engines_that_refusals_propose_accept_all_chains_but_those_of_layers(nam
 
 
 def test_the_table_has_every_engine_and_feature_and_says_what_they_mean():
-    assert CHAIN_CELLS.keys() == {(case.name, name) for case in CASES for name in ENGINES}
+    again = "python benchmarks/scripts/features_page.py --out docs/reference/support.md"
+    assert CHAIN_CELLS.keys() == {(case.name, name) for case in CASES for name in ENGINES}, again
     for case in STANDING_FOR.values():
         names = [name for name in ENGINES if CHAIN_CELLS[case.name, name] == "works"]
         asked = [feature.name for feature in FEATURES.values() if case in feature.cases]
-        assert FEATURE_CELLS[case.name].keys() == {(feature, name) for feature in asked for name in names}
+        assert FEATURE_CELLS[case.name].keys() == {(feature, name) for feature in asked for name in names}, again
     assert PAGE.endswith(markdown([]).partition("## What the rows mean")[2])
 
 

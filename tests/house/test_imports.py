@@ -135,7 +135,7 @@ def test_every_room_is_installed():
     """pyproject.toml lists all packages: setuptools does not find those whose folder has another name."""
     listed = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["setuptools"]["packages"]
     rooms = {name if path.name == "__init__.py" else name.rpartition(".")[0] for name, path in MODULES.items()}
-    assert listed == sorted(rooms)
+    assert listed == sorted(rooms), "list the folders in pyproject.toml, [tool.setuptools] packages, in order"
 
 
 @pytest.mark.parametrize("folder", [*PACKAGES, "tests"])
@@ -143,7 +143,7 @@ def test_no_file_is_long(folder):
     """A file has one subject and at most 400 lines."""
     lengths = {str(path): len(path.read_text(encoding="utf-8").splitlines()) for path in (ROOT / folder).rglob("*.py")}
     assert len(lengths) > 5
-    assert not {path: length for path, length in lengths.items() if length > 400}
+    assert not {path: length for path, length in lengths.items() if length > 400}, "make two files, a subject each"
 
 
 @pytest.mark.parametrize("folder", [*PACKAGES, "tests"])
@@ -155,7 +155,8 @@ def test_no_room_is_crowded(folder):
     rooms = Counter(str(path.parent) for path in (ROOT / folder).rglob("*.py"))
     assert rooms
     rooms.pop(str(ROOT / "algorithms"), None)
-    assert not {room: files for room, files in rooms.items() if files > 20}
+    crowded = {room: files for room, files in rooms.items() if files > 20}
+    assert not crowded, "make a folder for files that belong together, and list it in pyproject.toml"
 
 
 def test_no_two_public_classes_share_a_name():
@@ -184,3 +185,15 @@ def test_private_names_of_torch_are_used_in_one_file():
     taken = {str(path.relative_to(core)): sorted(private_functions(path)) for path in core.rglob("*.py")}
     taken.pop("torchside/private.py")
     assert not {path: names for path, names in taken.items() if names and not path.startswith("testing")}
+
+
+def test_only_the_file_of_the_hardware_names_an_accelerator():
+    accelerators = {"cuda", "mps", "xpu", "hip", "mtia", "npu"}
+    core = {name: path for name, path in MODULES.items() if not name.startswith("gradfree.benchmarks")}
+    said = {
+        name
+        for name, path in core.items()
+        for node in ast.walk(parsed(path))
+        if isinstance(node, ast.Constant) and node.value in accelerators
+    }
+    assert said == {"gradfree.devices.hardware"}
