@@ -120,8 +120,12 @@ def _joined(reports: dict[Engine, Report]) -> Report:
 
 
 def _fit(reports: dict[Engine, Report]) -> Sequence[Engine]:
-    """Return the engines that have a chain to be attached to, and autograd."""
-    return [engine for engine, report in reports.items() if report.ok and (report.chains or engine == PLAIN)]
+    """Return the engines that have a chain on which they may gain, and autograd."""
+    return [
+        engine
+        for engine, report in reports.items()
+        if report.ok and (report.chains or engine == PLAIN) and engine.may_gain(report)
+    ]
 
 
 def _short(engine: Engine) -> str:

@@ -7,14 +7,19 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar
 
+from torch import nn
+
 from gradfree.chains.chain import ChainGradients
+from gradfree.chains.report import Report
 from gradfree.engines.to_tolerance import ToleranceEngine
 from gradfree.loops.recurrence import Runner
 from gradfree.newton.iteration import NewtonOptions
 from gradfree.newton.newton_backward import newton_gradients
 from gradfree.newton.newton_forward import newton_forward
+from gradfree.scans.narrow import MOST
 from gradfree.scans.rules import LoopRule
 from gradfree.scans.segmented_loop import run_loop
+from gradfree.time.cell_layer import CellLayer, runs_by_units
 from gradfree.time.forward import Forward, LayerCall
 
 _JACOBIANS = ("gate", "diagonal")
@@ -68,6 +73,11 @@ class Newton(ToleranceEngine):
         """Any step function with a narrow carry, all steps at once."""
         return partial(run_loop, LoopRule(newton=self._options))
 
+    def may_gain(self, report: Report) -> bool:
+        """Return whether there are other chains than wide cells of any kind, which run as the loop."""
+        blocks = [block for site in report.chains.values() for block in site.blocks.values()]
+        return not all(map(_is_wide, blocks))
+
     def may_sweep(self, call: LayerCall) -> bool:
         """Return whether the length and the options allow sweeps."""
         # The layout of packed sequences is chosen without sweeps, unless these are asked for.
@@ -86,3 +96,9 @@ class Newton(ToleranceEngine):
     @property
     def _options(self) -> NewtonOptions:
         return NewtonOptions(self.jacobian, self.tolerance, self.max_sweeps)
+
+
+def _is_wide(block: nn.Module) -> bool:
+    if not isinstance(block, CellLayer) or runs_by_units(block.cell):
+        return False
+    return block.row_width is not None and block.row_width > MOST

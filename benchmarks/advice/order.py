@@ -39,7 +39,11 @@ def rows_to_try(
         inputs: the model's inputs in a batch.
     """
     reports = {name: engine_class(name)().validate(model, chains) for name in engines}
-    allowed = {name: report for name, report in reports.items() if report.ok and report.chains}
+    allowed = {
+        name: report
+        for name, report in reports.items()
+        if report.ok and report.chains and engine_class(name)().may_gain(report)
+    }
     favored = _favored(allowed, inputs)
     found: list[tuple[tuple[int, int, int], Row]] = []
     for name in allowed:

@@ -108,6 +108,10 @@ class Engine(Solver):
         """
         raise NotImplementedError
 
+    def may_gain(self, report: Report) -> bool:
+        """Return whether ``auto`` and ``gradfree advise`` try this engine on the chains of ``report``."""
+        return True
+
     def validate(
         self,
         model: nn.Module,

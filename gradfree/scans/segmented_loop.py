@@ -154,6 +154,9 @@ class SegmentedLoop:
                 before = Surroundings(step, self.scratch is None)
                 ran, outcome = segments.solve(plan.stopping)
         except DependentRowsError:
+            if self.rule.cut is not None:
+                self.forward.pause()  # The other ways remain, so that there is nothing to warn of.
+                return segments, None
             first.problem = f"has a carry of more than {MOST} numbers that depend on each other"
             first.remedy = "Use engine='shooting', or 'backprop', which is the plain loop without this warning."
             return segments, None

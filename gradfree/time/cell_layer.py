@@ -121,6 +121,16 @@ class CellLayer(nn.Module):
         """1 if the cell's output is not a part of its state: it is then unrolled as an extra first part. Else 0."""
         return int(output_size(self.cell) is not None)
 
+    @property
+    def row_width(self) -> int | None:
+        """How many numbers a state has for each sequence, as far as the cell's ``hidden_size`` tells, else ``None``."""
+        size: int | None = getattr(self.cell, "hidden_size", None)
+        return None if size is None else size * self._parts
+
+    @property
+    def _parts(self) -> int:
+        return 2 if isinstance(self.cell, nn.LSTMCell) else getattr(self.cell, "parts", 1)
+
     def initial_parts(self, x: Any, state: Any) -> tuple[Tensor, ...]:
         """Return the initial values of all unrolled parts, from ``state`` and ``x`` as in :meth:`unroll`."""
         x = x[0] if isinstance(x, tuple) else x
@@ -132,8 +142,7 @@ class CellLayer(nn.Module):
         size = getattr(self.cell, "hidden_size", None)
         if size is None:
             raise ValueError(f"{type(self.cell).__name__} has no hidden_size: pass the initial state.")
-        parts = 2 if isinstance(self.cell, nn.LSTMCell) else getattr(self.cell, "parts", 1)
-        return (x.new_zeros(x.shape[1], size),) * parts
+        return (x.new_zeros(x.shape[1], size),) * self._parts
 
 
 def results(found: tuple[Any, Any], ends: Ends | None) -> Sequence[Tensor]:

@@ -58,6 +58,14 @@ def on(model):
     return type(recorder.attachment.engine).__name__ if recorder else None
 
 
+@pytest.mark.parametrize(("units", "tried"), [(8, True), (9, False)])
+def test_newton_takes_no_turn_on_wide_cell_layers(units, tried):
+    handle = gradfree.create_engine("auto").attach(nn.ModuleDict({"rnn": gradfree.CellLayer(nn.GRUCell(3, units))}))
+    assert ("Newton()" in handle.candidates) == tried
+    assert "Shooting()" in handle.candidates
+    handle.detach()
+
+
 @pytest.fixture
 def fastest(monkeypatch):
     """Let one candidate have the shortest times."""

@@ -202,6 +202,19 @@ def test_auto_keeps_the_fastest_way():
     assert off_by([out], [loop(forgetting, start, x)[1]]) < 1e-10
 
 
+def test_auto_does_not_warn_of_wide_carries():
+    cell = nn.GRUCell(3, 16)
+
+    def step(h, x):
+        h = cell(x, h)
+        return h, h
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for _ in range(2):
+            gradfree.scan(step, torch.zeros(1, 16), torch.randn(4000, 1, 3), engine="auto")
+
+
 def test_errors_are_relative_to_the_states_so_far():
     change, states = [torch.tensor([1e-3, 0.0])], [torch.tensor([1e-3, 1e6])]
     assert relative_so_far(change, states) == 0.5

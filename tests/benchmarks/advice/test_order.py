@@ -38,6 +38,16 @@ def test_the_sizes_decide_what_comes_first(model, inputs, first):
     assert [label.partition(" (")[0] for label in found[: len(first)]] == [one.partition(" (")[0] for one in first]
 
 
+@pytest.mark.parametrize(
+    ("cell", "tried"),
+    [(nn.GRUCell(1, 8), True), (nn.GRUCell(1, 9), False), (nn.LSTMCell(1, 4), True), (nn.LSTMCell(1, 5), False)],
+)
+def test_newton_is_left_out_for_cells_with_more_than_eight_numbers_a_row(cell, tried):
+    found = labels(nn.ModuleDict({"rnn": CellLayer(cell)}), torch.zeros(2, 8000, 1))
+    assert any(label.startswith("newton") for label in found) == tried
+    assert any(label.startswith("shooting") for label in found)
+
+
 def test_settings_that_the_model_does_not_allow_are_left_out():
     cell = nn.RNN(3, 4)
     assert "dsf feedback=gate" not in labels(nn.ModuleDict({"rnn": cell}), torch.zeros(5, 1, 3), engines=["dsf"])
