@@ -38,11 +38,12 @@ def rows_to_try(
         engines: names of the engines.
         inputs: the model's inputs in a batch.
     """
-    reports = {name: engine_class(name)().validate(model, chains) for name in engines}
+    created = {name: engine_class(name)() for name in engines}
+    reports = {name: engine.validate(model, chains) for name, engine in created.items()}
     allowed = {
         name: report
         for name, report in reports.items()
-        if report.ok and report.chains and engine_class(name)().may_gain(report)
+        if report.ok and report.chains and created[name].may_gain(report)
     }
     favored = _favored(allowed, inputs)
     found: list[tuple[tuple[int, int, int], Row]] = []

@@ -16,19 +16,28 @@ from gradfree.benchmarks.training.comparison import Comparison
 
 _RATES = (3e-4, 1e-3, 3e-3, 1e-2)
 _WIDE = (1e-4, *_RATES, 3e-2)
-_FEEDBACK = tuple(Row(f"fa {kind}", "fa", {"feedback": kind}) for kind in ("sign", "usf", "brsf", "frsf", "learned"))
 _CODING = (
     *iterated("predictive_coding", 2, 8),
     Row("predictive_coding exact", "predictive_coding", {"iterations": 64, "rate": 1.0}),
 )
+
+
+def _fa(*feedback: str) -> tuple[Row, ...]:
+    """Return a row of ``fa`` for each kind of feedback."""
+    return tuple(Row(f"fa {kind}", "fa", {"feedback": kind}) for kind in feedback)
+
+
+_FEEDBACK = _fa("sign", "usf", "brsf", "frsf", "learned")
 RULES = (BACKPROP, FA, *_FEEDBACK, DFA, *_CODING, *iterated("fixed_point", 2), *iterated("highway_bp", 0, 2))
 """Rows for models with skip connections, autograd first."""
 
 _LAYERED = (
     BACKPROP,
     FA,
-    *(Row(f"fa {kind}", "fa", {"feedback": kind}) for kind in ("sign", "learned", "mirror")),
-    *(DFA, Row("drtp", "drtp", {}), Row("target_propagation", "target_propagation", {})),
+    *_fa("sign", "learned", "mirror"),
+    DFA,
+    Row("drtp", "drtp", {}),
+    Row("target_propagation", "target_propagation", {}),
     *iterated("predictive_coding", 2),
 )
 """Rows for models without skip connections, autograd first."""

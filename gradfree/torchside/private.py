@@ -60,8 +60,7 @@ def _takes(function: Any, call: Callable[[Any], object]) -> bool:
     except (TypeError, ValueError):
         return False
     except RuntimeError:
-        # Outside a backward pass some of them refuse.
-        return True
+        pass  # Outside a backward pass some of them refuse.
     return True
 
 
@@ -75,8 +74,8 @@ def _needed(name: str, purpose: str, call: Callable[[Any], object] | None = None
 
 def _missing(name: str, purpose: str, *_: Any) -> Any:
     raise ChainError(
-        f"torch {torch.__version__} has no {name} or another one, by which an engine {purpose}. Use a version of torch "
-        "that gradfree is tested with, or train without an engine."
+        f"torch {torch.__version__} has no {name}, or a changed one, by which an engine {purpose}. Use a version of "
+        "torch that gradfree is tested with, or train without an engine."
     )
 
 

@@ -4,20 +4,22 @@
 """
 
 import re
-import warnings
 from collections import Counter
 from contextlib import suppress
 
 import pytest
 import torch
+from fixed_examples import FIXED
 from found_programs import DESCRIBED
-from hypothesis import HealthCheck, event, given, settings
+from hypothesis import event, given, settings
 from random_networks import SAMPLES, WIDTH, RandomNetwork
 from random_programs import ENGINES, PROGRAMS, Program
 
 import gradfree
 
 EXACTLY = 1e-9
+
+pytestmark = pytest.mark.filterwarnings("ignore")
 
 
 def outcome(network, program):
@@ -153,16 +155,6 @@ def assert_same(actual, expected, within):
     for a, e in zip(actual, expected, strict=True):
         if a is not None:
             torch.testing.assert_close(a, e, rtol=0, atol=within * max(largest, 1e-9), equal_nan=True)
-
-
-@pytest.fixture(autouse=True)
-def _no_warnings():
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
-
-
-FIXED = settings(derandomize=True, deadline=None, database=None, suppress_health_check=list(HealthCheck))
 
 
 @pytest.mark.parametrize("name", DESCRIBED)

@@ -3,14 +3,14 @@
 ``pytest -m slow -n 0 -s tests/time/programs/test_random_recurrences.py --programs 5000`` counts the verdicts.
 """
 
-import warnings
 from collections import Counter
 from contextlib import nullcontext
 from unittest.mock import patch
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from fixed_examples import FIXED
+from hypothesis import given, settings
 from pairwise import cover
 from recurrences import ENGINES, PROGRAMS, Program, Recurrence, drawn
 from torch.utils.checkpoint import CheckpointError
@@ -18,6 +18,8 @@ from torch.utils.checkpoint import CheckpointError
 import gradfree
 
 PAIRS = cover(drawn(6000))
+
+pytestmark = pytest.mark.filterwarnings("ignore")
 
 
 def refused(program):
@@ -92,13 +94,6 @@ def assert_same(actual, expected, within):
             torch.testing.assert_close(a, e, rtol=0, atol=within * size)
 
 
-@pytest.fixture(autouse=True)
-def _no_warnings():
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
-
-
 @pytest.mark.parametrize(
     "program",
     [Program(*row) for row in (*PAIRS, *drawn(100))],
@@ -115,13 +110,7 @@ def test_many_random_recurrences(pytestconfig):
     verdicts = Counter()
 
     @given(PROGRAMS)
-    @settings(
-        derandomize=True,
-        deadline=None,
-        database=None,
-        suppress_health_check=list(HealthCheck),
-        max_examples=pytestconfig.getoption("--programs"),
-    )
+    @settings(FIXED, max_examples=pytestconfig.getoption("--programs"))
     def run(program):
         verdicts[verdict(program)] += 1
 
