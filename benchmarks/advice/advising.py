@@ -64,7 +64,9 @@ def run(
     # For engines that cannot be attached, print only the problems: their chains would hide the answer.
     shown = {name: r if r.ok else Report(problems=r.problems) for name, r in reports.items()}
     if not rows:
-        console.print(Text(f"Stay with autograd: no engine can be attached to {model}.\n", "bold"))
+        fits = any(report.ok and report.chains for report in reports.values())
+        reason = "would gain anything on" if fits else "can be attached to"
+        console.print(Text(f"Stay with autograd: no engine {reason} {model}.\n", "bold"))
     elif job is None:
         console.print("To measure, give data: --data module:function, which returns batches of inputs and targets.\n")
     if not rows or job is None:

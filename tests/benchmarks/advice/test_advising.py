@@ -73,3 +73,15 @@ def test_the_error_for_a_stateful_model_says_to_detach_the_state(capsys):
     code, _, err = ended(capsys, "advise", "user_module:build_stateful", "--data", DATA)
     assert code == 2
     assert "state.detach()" in err
+
+
+@pytest.mark.parametrize(
+    ("model", "reason"),
+    [
+        ("user_module:build_wide_cell", "no engine would gain anything on user_module:build_wide_cell"),
+        (MODEL, f"no engine can be attached to {MODEL}"),
+    ],
+)
+def test_without_an_engine_to_try_the_answer_says_why(model, reason, capsys):
+    main(["advise", model, "--engines", "newton"])
+    assert f"Stay with autograd: {reason}." in " ".join(capsys.readouterr().out.split())
