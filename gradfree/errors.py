@@ -90,6 +90,14 @@ CHANGED_IN_PLACE = _row(
     "the backward pass, which needs them.",
     "Use the out-of-place operation (out = out + x, not out += x), and step the optimizer after the backward pass.",
 )
+SETTINGS_CHANGED = _row(
+    _PASSES,
+    "a setting that changes between the passes, where blocks or a cell run again in the backward pass",
+    "{path} computes its output by other operations in the backward pass, which runs it again in a batch, than in the "
+    "forward pass: a setting that it reads has changed in between, or it reads the batch's size or values.",
+    "Change settings after the backward pass. For blocks, attach with batched=False; a CellLayer takes 'shooting' or "
+    "'backprop'.",
+)
 NO_LESSON = _row(
     _PASSES,
     "an engine that learns from targets or from the loss itself, without them",
@@ -178,6 +186,12 @@ SHARDED = _row(
     "{path} is sharded by FSDP and lies inside a chain: its parameters would get no gradient.",
     "Shard the chain as a whole, or the model: fully_shard(model).",
 )
+CALLS_ITSELF = _row(
+    _MODULES,
+    "a block that calls itself",
+    "{path} calls itself: a link of a chain cannot contain another link.",
+    "Put what it does twice into a module of its own, which the block calls, or leave the block out of the chain.",
+)
 WEIGHT_WITH_STATE = _row(
     _MODULES,
     "spectral norm, where an engine runs layers twice",
@@ -204,13 +218,6 @@ LAZY = _row(
 
 _BATCHES = "Equal blocks that run backward in a batch"
 
-SETTINGS_CHANGED = _row(
-    _BATCHES,
-    "a shared object that changes between the passes",
-    "the blocks from {path} on hold a list, dictionary or other object that has changed between the forward and the "
-    "backward pass, which runs them again in a batch.",
-    "Change it after the backward pass, or attach with batched=False.",
-)
 STORED_IN_ROW = _row(
     _BATCHES,
     "blocks that store or count something as they run",

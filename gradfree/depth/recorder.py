@@ -23,7 +23,7 @@ from gradfree.depth.depth_pass import DepthPass
 from gradfree.depth.link import Link, refuse_hooks
 from gradfree.depth.nodes import EXIT
 from gradfree.depth.ports import Port, port_of, replaced, tensors_in
-from gradfree.errors import ChainError, refuse
+from gradfree.errors import CALLS_ITSELF, ChainError, refuse
 from gradfree.torchside.guards import refuse_transforms
 from gradfree.torchside.hooks import has_hooks
 from gradfree.torchside.private import changes, recomputed, uncompiled
@@ -168,6 +168,8 @@ class BlockRecorder:
         # A checkpoint around the block recomputes a call that is recorded already.
         if not torch.is_grad_enabled() or recomputed():
             return None
+        if get_ident() in self._calls:
+            raise CALLS_ITSELF.error(path=self.path)
         state, inputs, put = self.port.take(args, kwargs)
         needed = state is not None and state.requires_grad
         if not needed and not inputs and not any(p.requires_grad for p in block.parameters()):

@@ -24,7 +24,7 @@ from gradfree.errors import SETTINGS_CHANGED, STORED_IN_ROW, ChainError
 from gradfree.rows.alike import first_line, why_no_row
 from gradfree.rows.row_chain import RowChain
 from gradfree.rows.settings import Settings
-from gradfree.torchside.graph import may_write, walk
+from gradfree.torchside.graph import may_write, operations, walk
 from gradfree.torchside.guards import refuse_batched, refuse_second_derivatives, saved
 from gradfree.torchside.hooks import spare_hooks
 from gradfree.torchside.private import (
@@ -66,6 +66,7 @@ class _Context(FunctionCtx):
     plan: RowPlan
     parameters: Sequence[Tensor]
     path: str
+    operations: Hashable
     needs_input_grad: tuple[bool, ...]
 
 
@@ -81,16 +82,16 @@ class _Blocks(Function):
         state: Tensor,
         *parameters: Tensor,
     ) -> Tensor:
-        """Run the blocks without a graph; keep the states between them."""
+        """Run the blocks without a graph; keep the states between them, and what operations a block consists of."""
         ctx.set_materialize_grads(False)
-        states = [state]
-        for path, block in chain.blocks.items():
-            given = states[-1]
-            # Not block(given): the recorder's hooks would cost as much as a small block. There are no other hooks.
-            before, out = version(given), block.forward(given)
-            if version(given) != before:
-                raise ChainError(f"{path} changes its state in place. Attach with batched=False.")
-            states.append(out.detach())
+        (first, block), *others = chain.blocks.items()
+        with torch.enable_grad():
+            given = _entered(state)
+            out = _run(first, block, given)
+        ctx.operations = operations([out], [given, *tensors[: len(tensors) // len(chain.blocks)]])
+        states = [state, out.detach()]
+        for path, block in others:
+            states.append(_run(path, block, states[-1]).detach())
         ctx.chain, ctx.plan, ctx.parameters, ctx.path = chain, plan, parameters, next(iter(chain.blocks))
         ctx.save_for_backward(*states, *tensors)
         # The model may change the state that it gets in place.
@@ -103,8 +104,6 @@ class _Blocks(Function):
         if cotangent is None:
             return (None,) * len(ctx.needs_input_grad)
         refuse_batched([cotangent], ctx.path)
-        if ctx.plan.settings.changed_inside():
-            raise SETTINGS_CHANGED.error(path=ctx.path)
         found = saved(ctx, f"the blocks from {ctx.path} on")
         chain, plan, parameters = ctx.chain, ctx.plan, ctx.parameters
         if not keeps_graph():
@@ -112,11 +111,29 @@ class _Blocks(Function):
         paths, names = list(chain.blocks), list(tensors_of(plan.structure))
         states, tensors = found[: len(paths) + 1], found[len(paths) + 1 :]
         columns = {name: tensors[n :: len(names)] for n, name in enumerate(names)}
+        trained, given = {id(p) for p in parameters}, _entered(states[0])
+        own = {name: t.detach().requires_grad_(id(t) in trained) for name, (t, *_) in columns.items()}
+        if operations([call(plan.structure, own, given)], [given, *own.values()]) != ctx.operations:
+            raise SETTINGS_CHANGED.error(path=ctx.path)
         row = RowChain(chain, plan.structure, columns, parameters, states, ctx.needs_input_grad[3])
         solved = chain.attachment.solve(row, [*[None] * (len(paths) - 1), cotangent])
         chain.attachment.solved.update(paths)
         spare_hooks(hooks_of(p) for p, g in zip(parameters, solved.parameters, strict=True) if g is None)
         return None, None, None, solved.initial, *solved.parameters
+
+
+def _run(path: str, block: nn.Module, given: Tensor) -> Tensor:
+    # Not block(given): the recorder's hooks would cost as much as a small block. There are no other hooks.
+    before, out = version(given), block.forward(given)
+    if version(given) != before:
+        raise ChainError(f"{path} changes its state in place. Attach with batched=False.")
+    return out
+
+
+def _entered(state: Tensor) -> Tensor:
+    """Return ``state`` with a graph that begins at it, and which may be changed in place."""
+    with torch.enable_grad():
+        return state.detach().requires_grad_().view_as(state)
 
 
 class SequentialRow:
@@ -223,13 +240,12 @@ class SequentialRow:
         structure = structure_of(blocks[0], own_settings=True)
         tensors = {name: t.detach().requires_grad_(t.requires_grad) for name, t in tensors_of(blocks[0]).items()}
         # The graph is the same for every batch size, so a batch without samples shows it.
-        given = torch.empty_like(state[:0] if state.dim() > 1 else state).requires_grad_()
-        entered = given.view_as(given)
+        entered = _entered(torch.empty_like(state[:0] if state.dim() > 1 else state))
         try:
             out = call(structure, tensors, entered)
         except Exception as error:  # The user's forward may raise anything for a batch without samples.
             return f"it does not run without samples ({first_line(error)})"
-        if type(out) is not Tensor or out.shape != given.shape or out.dtype is not state.dtype:
+        if type(out) is not Tensor or out.shape != entered.shape or out.dtype is not state.dtype:
             return "they change the shape or dtype of their state"
         graph = walk([out], [cast(Any, entered.grad_fn)])
         if not graph.stops:

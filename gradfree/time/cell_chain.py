@@ -23,7 +23,7 @@ from gradfree.time.closed_forms import Links, State
 from gradfree.time.recorded_step import recorded_step
 from gradfree.time.time_chain import Factors, TimeChain
 from gradfree.torchside.batched_vjps import batched_vjps
-from gradfree.torchside.graph import walk
+from gradfree.torchside.graph import operations, walk
 from gradfree.torchside.guards import refuse_other_values
 from gradfree.torchside.hooks import without_hooks
 
@@ -39,6 +39,9 @@ class CellLayerChain(TimeChain):
         wanted: whether the gradient of each parameter is needed.
         memory: the chain's memory from pass to pass.
         where: the cell's name in messages.
+
+    Attributes:
+        operations: what a step consists of; see :func:`~gradfree.torchside.graph.operations`.
 
     Raises:
         ChainError: the cell has other parameters now, or uses tensors that need gradients and are not registered.
@@ -72,9 +75,11 @@ class CellLayerChain(TimeChain):
         with torch.enable_grad():
             self.x = x.detach().requires_grad_(x.is_floating_point() or x.is_complex())
             self.before = [part.detach().requires_grad_() for part in before]
-            given = self.x.flatten(0, 1), [part.flatten(0, 1) for part in self.before]
-            after = recorded_step(partial(apply_cell, cell), where, *given)
+            # contiguous(): a cell may compute a view of what it is given, or a copy.
+            rows, *parts = (given.flatten(0, 1).contiguous() for given in (self.x, *self.before))
+            after = recorded_step(partial(apply_cell, cell), where, rows, parts)
             self.states = self.after = [part.unflatten(0, self.shape) for part in after]
+        self.operations = operations(after, [rows, *parts, *own])
         known = {id(t) for t in (self.x, *self.before, *own)}
         if any(id(leaf) not in known for leaf in walk(self.after).leaves):
             raise ChainError(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -13,7 +13,15 @@ from torch.autograd.function import FunctionCtx
 from gradfree.chains.refusals import problems_of_hooks, problems_of_taps
 from gradfree.chains.site import Removable, Site
 from gradfree.chains.solving import Attachment
-from gradfree.errors import ATTACHED, CHANGED_IN_PLACE, CHANGED_STATE, NOT_FINITE_INSIDE, ChainError, refuse
+from gradfree.errors import (
+    ATTACHED,
+    CHANGED_IN_PLACE,
+    CHANGED_STATE,
+    NOT_FINITE_INSIDE,
+    SETTINGS_CHANGED,
+    ChainError,
+    refuse,
+)
 from gradfree.loops.recurrence import Loop, LoopMemory
 from gradfree.time.cell_chain import CellLayerChain, autocast_now, cell_problems, check_batched_states
 from gradfree.time.cell_layer import (
@@ -175,6 +183,7 @@ class _Context(FunctionCtx):
     versions: Sequence[int]
     passes: Sequence[object]
     autocast: torch.autocast
+    operations: Hashable
     needs_input_grad: tuple[bool, ...]
 
 
@@ -196,6 +205,10 @@ class _UnrollFunction(torch.autograd.Function):
             # Older versions of torch keep casts of weights, here without a graph, for passes that need one:
             # https://github.com/pytorch/pytorch/issues/158232
             torch.clear_autocast_cache()
+        # The last step runs once more for its graph: one that differs in the backward pass may give equal states.
+        last = [torch.cat([h, s[-2:-1]])[-1:] for h, s in zip(first, (out, *others), strict=True)]
+        wanted = ctx.needs_input_grad[3 + parts :]
+        ctx.operations = CellLayerChain(cell, x[-1:], last, rest[parts:], wanted, at.memory, recorder.where).operations
         if _marks([x, *rest, *cell.buffers()]) != before:
             raise CHANGED_STATE.error(path=recorder.where)
         # Not saved by autograd: saved-tensor hooks may return other tensors, but the cell runs again with its own
@@ -227,6 +240,9 @@ class _UnrollFunction(torch.autograd.Function):
             # Finds cells that draw random numbers, count calls, mix rows, or have changed (their mode, a rate, a mask).
             within = max(at.engine.outputs_within(s.dtype) for s in states)
             check_batched_states(chain.after, states, ctx.recorder.where, within, wait=at.path not in at.solved)
+            # What is frozen between the passes has no part in the graph any more.
+            if chain.operations != ctx.operations and [p.requires_grad for p in cell.parameters()] == list(wanted):
+                raise SETTINGS_CHANGED.error(path=ctx.recorder.where)
             chain.forward_pass = ctx.passes[0] if ctx.passes else None
             gradients = at.solve(chain, direct)
         given = *gradients.inputs, *gradients.initial, *gradients.parameters

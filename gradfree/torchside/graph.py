@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Hashable, Iterable
 from typing import Any, NamedTuple
 
 from torch import Tensor
@@ -53,6 +53,34 @@ def walk(outputs: Iterable[Tensor], stops: Collection[Node] = (), ends: tuple[ty
             kinds.add(kind)
             found += node.next_functions
     return Reached(stopped, leaves, nodes, kinds)
+
+
+def operations(outputs: Iterable[Tensor], given: Iterable[Tensor]) -> Hashable:
+    """Return what ``outputs`` are computed by: a value that is equal for graphs of the same operations on ``given``.
+
+    Two runs of a function may have equal values and other gradients, such as with ``x.detach()`` in one of them.
+
+    Args:
+        outputs: tensors, with their graphs.
+        given: tensors at which the walk ends; only those that need a gradient count.
+    """
+    ends: dict[Any, int] = {t if t.is_leaf else t.grad_fn: n for n, t in enumerate(given) if t.requires_grad}
+    places: dict[Any, int | None] = {None: None}
+    nodes: list[Any] = []
+
+    def place(node: Any) -> Hashable:
+        known = ends.get(node.variable if type(node) is LEAF else node)
+        if known is not None:
+            return "given", known
+        if node not in places:
+            places[node] = len(nodes)
+            nodes.append(node)
+        return places[node]
+
+    roots = [get_gradient_edge(out) if out.requires_grad else None for out in outputs]
+    found: list[Hashable] = [None if root is None else (place(root.node), root.output_nr) for root in roots]
+    found += [(type(node), *((place(before), number) for before, number in node.next_functions)) for node in nodes]
+    return tuple(found)
 
 
 def was_cast(output: Tensor, leaf: Tensor) -> bool:

@@ -79,7 +79,7 @@ class Change:
         what: the change.
         block: the index of the block, modulo their number; ``None`` for all.
         step: the pass before which it happens.
-        between: whether it happens behind that pass's forward instead; not of a setting.
+        between: whether it happens behind that pass's forward instead.
     """
 
     what: str | tuple[str, Any]

@@ -27,8 +27,7 @@ def outcomes(network, program):
     for step in range(program.steps):
         torch.manual_seed(program.seed + step)
         changes = [change for change in program.changes if change.step == step]
-        # A setting always changes before: behind the forward it may not be seen, as docs/start/limits.md says.
-        late = [change for change in changes if change.between and isinstance(change.what, str)]
+        late = [change for change in changes if change.between]
         for change in changes:
             if change not in late:
                 network.apply_change(change)

@@ -130,27 +130,41 @@ def layers():
 
 
 class Sharing(nn.Linear):
-    """A block that reads a list, and stores its input if a global flag says so."""
+    """A block that cuts the graph of its input, or stores it, if flags of its class say so."""
 
     stores = False
 
-    def __init__(self, held):
+    cuts = False
+
+    def __init__(self):
         super().__init__(6, 6)
-        self.held, self.stored = held, None
+        self.stored = None
 
     def forward(self, x):
         self.stored = x if Sharing.stores else None
-        return x + self.held[0] * super().forward(x)
+        return (x.detach() if Sharing.cuts else x) + super().forward(x)
 
 
 def row():
-    Sharing.stores, held = False, [1.0]
-    return nn.Sequential(Sharing(held), Sharing(held), Sharing(held)), "fixed_point"
+    Sharing.stores = Sharing.cuts = False
+    return nn.Sequential(Sharing(), Sharing(), Sharing()), "fixed_point"
+
+
+class CuttingCell(nn.GRUCell):
+    """A cell that cuts the graph of its input if a flag of a class says so."""
+
+    def forward(self, x, h):
+        return super().forward(x.detach() if Sharing.cuts else x, h)
+
+
+def cutting_cell():
+    Sharing.cuts = False
+    return cell(CuttingCell(6, 6))
 
 
 def changed_between(model, x):
     out = out_of(model, x)
-    model[0].held[0] = 2.0
+    Sharing.cuts = True
     out.sum().backward()
 
 
@@ -158,6 +172,17 @@ def stored_late(model, x):
     out_of(model, x)
     Sharing.stores = True
     out_of(model, x)
+
+
+class Recursive(nn.Linear):
+    """A block that calls itself."""
+
+    def forward(self, x, deep=True):
+        return x + (self(x, False) if deep else super().forward(x))
+
+
+def recursive():
+    return nn.Sequential(nn.Tanh(), Recursive(6, 6), Recursive(6, 6), Recursive(6, 6)), "deeppcr"
 
 
 class Acting(nn.GRUCell):
@@ -222,7 +247,7 @@ PROGRAMS = {
     errors.NO_LESSON: (behind(lambda model, x: model(x).sum().backward()), (without_targets,)),
     errors.NOT_FINITE_BEHIND: (behind(not_finite), (gru, cell)),
     errors.NOT_FINITE_INSIDE: (behind(made_infinite), (gru,)),
-    errors.SETTINGS_CHANGED: (behind(changed_between), (row,)),
+    errors.SETTINGS_CHANGED: (behind(changed_between), (row, cutting_cell)),
     errors.STORED_IN_ROW: (behind(stored_late), (row,)),
     errors.STEP_CHANGED: (changing_later, (scan_step,)),
     errors.ATTACHED: attaching(attach_again, blocks, gru, cell),
@@ -232,6 +257,7 @@ PROGRAMS = {
     errors.HOOK_WITHOUT_GRAPH: acting(lambda h: h.register_hook(torch.neg)),
     errors.CHANGED_STATE: acting(lambda h: h.mul_(0.5)),
     errors.RANDOM_CELL: attaching(lambda model: None, lambda: cell(Dropping())),
+    errors.CALLS_ITSELF: (behind(lambda model, x: out_of(model, x).sum().backward()), (recursive,)),
     errors.WEIGHT_WITH_STATE: attaching(spectral, layers),
     errors.MIXES: (
         behind(lambda model, x: out_of(model, x).sum().backward()),
