@@ -17,7 +17,10 @@ from gradfree.benchmarks.timing.timed import Timings
 from gradfree.benchmarks.training.comparison import Comparison
 from gradfree.benchmarks.training.depths import DepthSweep
 
-ORTHOGONAL = Row("orthogonal_backprop", "orthogonal_backprop", {})
+_AS_FOTON = {"orthogonalize_every": None, "orthogonalize_steps": 1}
+"""Options of ``orthogonal_backprop`` for the constraint of ``foton``."""
+
+ORTHOGONAL = Row("orthogonal_backprop", "orthogonal_backprop", _AS_FOTON)
 FOTON = Row("foton", "foton", {})
 STREAMING = Row("foton streaming", "foton", {"streaming": True})
 TANGENT = Row("foton tangent", "foton", {"perturbation": "tangent"})
@@ -29,7 +32,7 @@ PEPITA = Row("pepita", "pepita", {})
 def _orthogonal(*temperatures: float) -> tuple[Row, ...]:
     """Return a row of each engine that keeps weights orthogonal, at each temperature."""
     return tuple(
-        Row(f"{engine} T={temperature:g}", engine, {"temperature": temperature})
+        Row(f"{engine} T={temperature:g}", engine, {"temperature": temperature, **_AS_FOTON})
         for engine in ("orthogonal_backprop", "foton")
         for temperature in temperatures
     )
@@ -123,20 +126,17 @@ FORWARD_MEMORY: Suite = (
 )
 """Time and memory of a step, beside torch's checkpoints."""
 
-_EACH_STEP = tuple(
-    Row(
-        f"{ORTHOGONAL.label} every step, {count}",
-        ORTHOGONAL.engine,
-        {"orthogonalize_every": 1, "orthogonalize_steps": count},
-    )
-    for count in (1, 2)
-)
 _WIDTHS = ((64, 64), (128, 64), (256, 128), (512, 128), (512, 1024))
 ORTHOGONAL_LAYERS: Suite = (
     Timings(
         orthogonal_layers,
         tuple(Network(depth=4, width=width, batch=batch) for width, batch in _WIDTHS),
-        (ORTHOGONAL, *_EACH_STEP, FOTON),
+        (
+            replace(ORTHOGONAL, options={}),
+            replace(ORTHOGONAL, label=f"{ORTHOGONAL.label} once a step", options={"orthogonalize_steps": 1}),
+            replace(ORTHOGONAL, label=f"{ORTHOGONAL.label} on drift"),
+            FOTON,
+        ),
         threads=1,
     ),
 )

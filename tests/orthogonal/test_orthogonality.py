@@ -135,6 +135,16 @@ def test_by_default_weights_are_retracted_after_a_drift():
         assert max(seen) < 2
 
 
+@pytest.mark.parametrize(("rate", "momentum"), [(0.03, 0.9), (0.1, 0.9), (0.3, 0.0)])
+def test_orthogonal_backprop_keeps_weights_orthogonal_at_usual_rates(rate, momentum):
+    layers = net()
+    optimizer = torch.optim.SGD(layers.parameters(), rate, momentum=momentum)
+    with gradfree.create_engine("orthogonal_backprop").attach(layers):
+        for _ in range(60):
+            plain_loop(layers, optimizer, 1)
+            assert largest(layers) < 2e-3
+
+
 def test_weights_are_retracted_on_any_device_as_on_the_cpu(device):
     """Drifts are copied to the CPU asynchronously."""
     first = nn.Sequential(nn.Linear(6, 6, device="cpu"), nn.Tanh(), nn.Linear(6, 3, device="cpu"))
