@@ -14,8 +14,8 @@ with needs_extra("lightning"):
     from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy, StrategyRegistry
 
     from gradfree.lightning.callbacks import EngineFigures, GradientFidelity
-    from gradfree.lightning.engine_mixins import register_engines, with_engine
     from gradfree.lightning.layer_parallel import LayerParallelStrategy
+    from gradfree.lightning.strategies import register_engines, with_engine
 
 EngineStrategy = with_engine(SingleDeviceStrategy)
 """Trains with an engine on one device, chosen by the Trainer."""

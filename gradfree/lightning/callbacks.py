@@ -9,7 +9,7 @@ from torch import Tensor
 
 from gradfree.chains.solving import Figures, engine_figures
 from gradfree.fidelity import Agreement, loss_fidelity
-from gradfree.lightning.engine_mixins import EngineMixin
+from gradfree.lightning.strategies import EngineMixin
 
 
 class _Observer(pl.Callback):

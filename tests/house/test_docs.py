@@ -165,6 +165,21 @@ def test_every_engine_has_a_page_with_its_options_and_a_row_of_the_index(name):
     assert f"[`{name}`]({name}.md)" in index, "add a row to one of the tables of docs/engines/index.md"
 
 
+def test_the_files_to_change_exist_and_define_what_the_table_says():
+    page = (ROOT / "docs/develop/architecture.md").read_text(encoding="utf-8")
+    rows = re.findall(
+        r"^\| .* \| (.*) \| (.*) \|$", page.partition("## Where to change what")[2].partition("\n## ")[0], re.M
+    )
+    linked = [(match[1], named) for place, named in rows if (match := re.match(r"\[`.*?`\]\((.*?)\)", place))]
+    assert len(linked) > 20
+    for link, named in linked:
+        file = (ROOT / "docs/develop" / link).resolve()
+        assert file.exists(), f"{link} of docs/develop/architecture.md has moved"
+        text = file.read_text(encoding="utf-8")
+        names = re.findall(r"`(\w+)`", named)
+        assert not [name for name in names if not re.search(rf"^\s*(class |def )?{name}\b", text, re.M)], link
+
+
 def test_the_api_page_has_all_public_names():
     page = (ROOT / "docs" / "reference" / "api.md").read_text(encoding="utf-8")
     public = [f"gradfree.{name}" for name in gradfree.__all__]
