@@ -170,7 +170,7 @@ def sources(given: Any, name: str) -> Mapping[str, Any]:
 def batches_of(source: Any, batch_size: int, name: str) -> Iterable[Any]:
     """Return the batches of a source: a pair of tensors, a data set, or an iterable that has them."""
     if is_pair(source):
-        source = TensorDataset(*source)
+        source = TensorDataset(*_batch(source, name))
     if isinstance(source, Dataset):
         return DataLoader(source, batch_size)
     if not isinstance(source, Iterable):

@@ -125,6 +125,15 @@ def test_long_sequences_without_values_run_as_without_an_engine(make):
     assert all(parameter.grad is not None for parameter in layer.parameters())
 
 
+@pytest.mark.filterwarnings("ignore:.*A CellLayer hides the gate", "ignore:the cell layer")
+@pytest.mark.parametrize("engine", ["dsf", "deeppcr", "newton", "fixed_point", "truncated", "rtrl", "snap", "uoro"])
+def test_a_cell_layer_without_values_has_gradients_of_the_right_shape(engine):
+    layer = gradfree.CellLayer(nn.GRUCell(3, 4))
+    with gradfree.create_engine(engine).attach(layer), FakeTensorMode(allow_non_fake_inputs=True):
+        layer(torch.randn(30, 2, 3))[0].sum().backward()
+    assert all(p.grad.shape == p.shape for p in layer.parameters())
+
+
 def test_layers_in_segments_or_faster_in_closed_form_run_by_the_engine(solved):
     for layer, length in ((nn.GRU(3, 8).float(), 2048), (nn.GRU(3, 64), 64)):
         x = torch.randn(length, 1, 3, dtype=layer.weight_hh_l0.dtype, requires_grad=True)

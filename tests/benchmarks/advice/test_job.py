@@ -1,10 +1,12 @@
 """The user's batches and losses are used unchanged."""
 
+import pytest
 import torch
 import user_module
 from torch import nn
 
 from gradfree.benchmarks.advice.job import Job
+from gradfree.cli import UsageError
 
 MODEL, DATA = "user_module:build", "user_module:loader"
 
@@ -18,6 +20,12 @@ def test_batches_are_those_of_the_loader():
     assert [len(x) for x, _ in job("user_module:pair").batches] == [32, 8]
     assert torch.equal(job("user_module:two").batches[0][0], user_module.pair()[0][:30])
     assert torch.equal(job("user_module:named").batches[0][0], user_module.pair()[0][:20])
+
+
+def test_inputs_and_targets_of_different_numbers_are_refused(monkeypatch):
+    monkeypatch.setattr(user_module, "pair", lambda: (torch.ones(4, 3), torch.ones(5)))
+    with pytest.raises(UsageError, match=r"user_module:pair has inputs of shape \(4, 3\) and targets of shape \(5,\)"):
+        _ = job("user_module:pair").batches
 
 
 def test_the_default_loss_is_the_outputs_own_or_depends_on_the_targets(monkeypatch):
