@@ -1,5 +1,7 @@
 """What programs do around a call: checkpoints, retained graphs, hooks, autocast, several calls, nested transforms."""
 
+from functools import partial
+
 import pytest
 import torch
 from oracles import off_by
@@ -11,11 +13,21 @@ import gradfree
 from gradfree import ChainError, create_engine
 
 T, B, H = 60, 3, 5
-ENGINE = create_engine("shooting", segments=5, burn=9, max_sweeps=4, tolerance=1e-14)
+ENGINES = {
+    "shooting": create_engine("shooting", segments=5, burn=9, max_sweeps=4, tolerance=1e-14),
+    "newton": create_engine("newton", max_sweeps=T, tolerance=1e-14),
+}
 
 
-def cut(*arguments):
-    return gradfree.scan(*arguments, engine=ENGINE)
+@pytest.fixture(params=ENGINES)
+def engine(request):
+    return ENGINES[request.param]
+
+
+@pytest.fixture
+def at_once(engine):
+    """``scan`` of all steps at once."""
+    return partial(gradfree.scan, engine=engine)
 
 
 class Program:
@@ -48,39 +60,39 @@ def expected():
 
 
 @pytest.mark.parametrize("reentrant", [True, False])
-def test_checkpoints_around_a_call(reentrant):
+def test_checkpoints_around_a_call(reentrant, at_once):
     program = Program()
-    loss = checkpoint(lambda x: program.loss(cut), program.x, use_reentrant=reentrant)
+    loss = checkpoint(lambda x: program.loss(at_once), program.x, use_reentrant=reentrant)
     loss.backward()
     assert off_by([leaf.grad for leaf in program.leaves], expected()) < 1e-10
 
 
-def test_a_retained_graph_gives_the_gradients_again_and_a_freed_one_raises():
+def test_a_retained_graph_gives_the_gradients_again_and_a_freed_one_raises(at_once):
     program = Program()
-    loss = program.loss(cut)
+    loss = program.loss(at_once)
     grads(loss, program, retain_graph=True)
     assert off_by(grads(3 * loss, program), [3 * g for g in expected()]) < 1e-10
     with pytest.raises(RuntimeError, match="second time"):
         grads(loss, program)
 
 
-def test_second_derivatives_are_refused():
+def test_second_derivatives_are_refused(at_once):
     program = Program()
     with pytest.raises(ChainError, match="create_graph=True"):
-        grads(program.loss(cut), program, create_graph=True)
+        grads(program.loss(at_once), program, create_graph=True)
 
 
-def test_hooks_on_parameters_see_the_whole_gradient_once():
+def test_hooks_on_parameters_see_the_whole_gradient_once(at_once):
     program, seen = Program(), []
     program.cell.weight_hh.register_hook(lambda g: seen.append(g.clone()))
-    grads(program.loss(cut), program)
+    grads(program.loss(at_once), program)
     assert len(seen) == 1
     assert off_by(seen, expected()[2:3]) < 1e-10
 
 
-def test_a_carry_goes_through_several_calls_and_outputs_may_be_changed_in_place():
+def test_a_carry_goes_through_several_calls_and_outputs_may_be_changed_in_place(at_once):
     found = []
-    for scan in (loop, cut):
+    for scan in (loop, at_once):
         program = Program()
         h, first = program.run(scan)
         first += 1
@@ -89,9 +101,10 @@ def test_a_carry_goes_through_several_calls_and_outputs_may_be_changed_in_place(
     assert off_by(*found[::-1]) < 1e-10
 
 
-def test_autocast_has_the_loops_precision():
-    found = []
-    for scan in (loop, lambda *given: gradfree.scan(*given, engine=create_engine("shooting", segments=5))):
+@pytest.mark.parametrize("options", [("shooting", {"segments": 5}), ("newton", {"max_sweeps": T})])
+def test_autocast_has_the_loops_precision(options):
+    found, engine = [], create_engine(options[0], **options[1])
+    for scan in (loop, partial(gradfree.scan, engine=engine)):
         program = Program()
         program.cell.float()
         read = nn.Linear(H, H).float()
@@ -108,13 +121,13 @@ def test_autocast_has_the_loops_precision():
 
 
 @pytest.mark.parametrize(("dim", "reverse"), [(0, True), (1, False), (-2, True)])
-def test_dim_and_reverse_are_those_of_torchs_scan(dim, reverse):
+def test_dim_and_reverse_are_those_of_torchs_scan(dim, reverse, engine):
     x = torch.randn(4, 20, 3)
 
     def step(h, x):
         return 0.5 * h + x, (h.sum(-1), x)
 
-    carry, (a, b) = gradfree.scan(step, torch.zeros(4, 3), x.movedim(1, dim), dim=dim, reverse=reverse, engine=ENGINE)
+    carry, (a, b) = gradfree.scan(step, torch.zeros(4, 3), x.movedim(1, dim), dim=dim, reverse=reverse, engine=engine)
     own = x.transpose(0, 1)
     h, sums = loop(lambda h, x: (0.5 * h + x, h.sum(-1)), torch.zeros(4, 3), own, reverse=reverse)
     assert off_by([carry, a.movedim(dim, 0), b], [h, sums, x.movedim(1, dim)]) < 1e-12
