@@ -14,11 +14,10 @@ from gradfree.algorithms.fa import FA
 from gradfree.chains.handle import Handle
 from gradfree.engines.discovery import Chains
 from gradfree.engines.online import UnitEngine
-from gradfree.engines.options import check_count
+from gradfree.engines.options import check_choice, check_count
 from gradfree.errors import ChainError
 from gradfree.feedback.feedback_layers import FeedbackLayers
 from gradfree.time.time_chain import TimeChain
-from gradfree.wording import no_such
 
 _FEEDBACK: Mapping[str, str] = {"symmetric": "", "random": "random", "adaptive": "learned"}
 
@@ -50,8 +49,7 @@ class EProp(UnitEngine):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_count(self, "seed", least=0)
-        if self.feedback not in _FEEDBACK:
-            raise ValueError(f"EProp: {no_such('feedback', str(self.feedback), _FEEDBACK)}")
+        check_choice(self, "feedback", _FEEDBACK)
 
     @property
     def needs_residual(self) -> bool:

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from math import sqrt
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from gradfree.chains.chain import Chain, ChainGradients
 from gradfree.chains.memory import Memory
-from gradfree.chains.site import Site
-from gradfree.engines.options import check_positive
-from gradfree.feedback.feedback_layers import FeedbackLayers
-from gradfree.feedback.random_feedback import RandomEngine
+from gradfree.engines.draws import normal
+from gradfree.engines.options import check_choice, check_positive
+from gradfree.feedback.weight_feedback import WeightFeedbackEngine, learning
 from gradfree.layers.roles import weight_of
 from gradfree.torchside.optimizer_steps import AfterStep
-from gradfree.wording import no_such
 
 _FEEDBACK = ("random", "sign", "usf", "brsf", "frsf", "learned", "mirror")
 _DECAY = {"learned": 0.001, "mirror": 0.01}
@@ -28,7 +24,7 @@ _NOISE = 64
 
 
 @dataclass(frozen=True, kw_only=True)
-class FA(RandomEngine):
+class FA(WeightFeedbackEngine):
     """Feedback alignment: the backward pass uses separate weights B in place of the layers' weights W.
 
     Works in any model: in the backward pass each ``nn.Linear``, ``nn.Conv1d`` to ``3d`` and ``nn.ConvTranspose1d`` to
@@ -60,86 +56,47 @@ class FA(RandomEngine):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.feedback not in _FEEDBACK:
-            raise ValueError(f"FA: {no_such('feedback', str(self.feedback), _FEEDBACK)}")
-        if self.feedback not in _DECAY and self.decay is not None:
-            raise ValueError(
-                f"FA: decay is for feedback='learned' or 'mirror', not for {self.feedback!r}. Leave it out."
-            )
+        check_choice(self, "feedback", _FEEDBACK)
         if self.feedback in _DECAY:
             if self.decay is None:
                 object.__setattr__(self, "decay", _DECAY[self.feedback])
-            check_positive(self, "decay")
-            if self.decay > 1.0:  # type: ignore[operator]
-                raise ValueError(f"FA: decay must be at most 1, not {self.decay}.")
-
-    @property
-    def kinds(self) -> list[type[Site]]:
-        """Modules that contain linear layers or convolutions."""
-        return [FeedbackLayers]
-
-    def notes_about(self, site: Site) -> Iterator[str]:
-        """Yield a note about the layers that stay exact."""
-        assert isinstance(site, FeedbackLayers)
-        if site.exact:
-            which = ", ".join(f"{where or 'the model'} ({kind})" for where, kind in site.exact.items())
-            yield f"the error goes exactly through the weights of {which}."
-
-    def gradients(self, chain: Chain, direct: Any) -> ChainGradients:
-        """Return the exact gradients of a chain that was recorded for another engine."""
-        return chain.backpropagate(direct)
+            check_positive(self, "decay", most=1)
+        elif self.decay is not None:
+            raise ValueError(f"FA: decay is for feedback='learned' or 'mirror': leave it out for {self.feedback!r}.")
 
     def feedback_weight(self, memory: Memory, path: str, weight: Tensor, fan_in: float) -> Tensor:
         """Return B of a layer with this weight; see :class:`~gradfree.feedback.feedback_layers.FeedbackSource`."""
+        drawn = partial(self.matrix, path=path, shape=weight.shape, like=weight, fan_in=fan_in)
         if self.feedback == "random":
-            return self.matrix(memory, path, weight.shape, weight, fan_in)
-        if self.feedback == "learned":
-            # We store B - W: then B follows every change of W, with any optimizer.
-            kept = memory.of("learned")
+            return drawn(memory)
+        if self.feedback in _DECAY:
+            kept, learned = memory.of(self.feedback), self.feedback == "learned"
             if path not in kept:
-                kept[path] = self.matrix(Memory(), path, weight.shape, weight, fan_in) - weight
+                # Of "learned" we store B - W: then B follows every change of W, with any optimizer.
+                kept[path] = drawn(Memory()) - weight if learned else drawn(Memory())
             kept[path] = kept[path].to(weight.device)
-            return weight + kept[path]
-        if self.feedback == "mirror":
-            kept = memory.of("mirror")
-            if path not in kept:
-                kept[path] = self.matrix(Memory(), path, weight.shape, weight, fan_in)
-            kept[path] = kept[path].to(weight.device)
-            return kept[path]
+            return weight + kept[path] if learned else kept[path]
         signs = weight.sign()
         if self.feedback == "sign":
             return signs * weight.abs().mean()
         if self.feedback == "usf":
             return signs * sqrt(2.0 / fan_in)
         if self.feedback == "frsf":
-            return signs * sqrt(2.0) * self.matrix(memory, path, weight.shape, weight, fan_in).abs()
-        steps = int(memory.of("steps").get("steps", 0))
-        magnitudes = torch.empty_like(weight, dtype=torch.float32).uniform_(
-            0.0, sqrt(6.0 / fan_in), generator=self.generator(f"{path}, step {steps}", weight.device)
-        )
-        return signs * magnitudes
+            return signs * sqrt(2.0) * drawn(memory).abs()
+        generator = self.generator(f"{path}, step {int(memory.of('steps').get('steps', 0))}", weight.device)
+        magnitudes = torch.empty_like(weight, dtype=torch.float32)
+        return signs * magnitudes.uniform_(0.0, sqrt(6.0 / fan_in), generator=generator)
 
     def after_step(self, memory: Memory) -> AfterStep | None:
         """Return the function that moves B towards W; for "brsf" it only makes the steps counted."""
-        if self.feedback not in ("learned", "brsf", "mirror"):
-            return None
-        decay = self.decay
+        return learning(memory.of(self.feedback), self._moved) if self.feedback in (*_DECAY, "brsf") else None
 
-        def mirror(blocks: Mapping[str, nn.Module], steps: int) -> None:
-            kept = memory.of("mirror")
-            for path in kept.keys() & blocks.keys():
-                weight = weight_of(blocks[path]).flatten(1).to(kept[path])
-                generator = self.generator(f"{path}, step {steps}", weight.device)
-                x = torch.randn(weight.shape[1], _NOISE, generator=generator, device=weight.device).to(weight)
-                kept[path] = torch.lerp(kept[path], (weight @ x @ x.t() / _NOISE).view_as(kept[path]), decay or 0.0)
-
-        if self.feedback == "mirror":
-            return mirror
-
-        def decay_differences(blocks: Mapping[str, nn.Module], steps: int) -> None:
-            if self.decay is not None:
-                kept = memory.of("learned")
-                # Not in place: a state_dict may share the tensors.
-                kept.update({path: difference * (1.0 - self.decay) for path, difference in kept.items()})
-
-        return decay_differences
+    def _moved(self, path: str, kept: Tensor, layer: nn.Module, steps: int) -> Tensor:
+        """Return the next B - W of "learned", or the next B of "mirror"."""
+        decay = self.decay or 0.0
+        if self.feedback == "learned":
+            return kept * (1.0 - decay)
+        weight = weight_of(layer).flatten(1).to(kept)
+        generator = self.generator(f"{path}, step {steps}", weight.device)
+        x = normal(generator, (weight.shape[1], _NOISE), weight)
+        return torch.lerp(kept, (weight @ x @ x.t() / _NOISE).view_as(kept), decay)

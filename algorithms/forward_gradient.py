@@ -9,7 +9,7 @@ import torch
 
 from gradfree.chains.chain import Chain, ChainGradients
 from gradfree.chains.site import Site
-from gradfree.engines.draws import new_generator
+from gradfree.engines.draws import new_generator, normal
 from gradfree.engines.engine import Engine
 from gradfree.engines.options import check_count, check_positive
 
@@ -58,8 +58,7 @@ class ForwardGradient(Engine):
         known = chain.vectors(direct)
         # New in each pass.
         generator = new_generator(chain, "forward_gradient", self.seed, known.device)
-        shape = (self.samples, *known.shape)
-        directions = self.sigma * torch.randn(shape, generator=generator, device=known.device).to(known)
+        directions = self.sigma * normal(generator, (self.samples, *known.shape), known)
         slopes = torch.einsum("lbh,nlbh->nlb", known, chain.jvps(directions))
         later = slopes.flip(1).cumsum(1).flip(1) - slopes
         estimated = torch.einsum("nlb,nlbh->lbh", later, directions) / (self.samples * self.sigma**2)

@@ -12,7 +12,7 @@ from torch.nn.utils.parametrize import is_parametrized
 
 from gradfree.chains.chain import Chain, ChainGradients
 from gradfree.chains.site import Site
-from gradfree.engines.draws import new_generator
+from gradfree.engines.draws import new_generator, normal
 from gradfree.engines.engine import Engine
 from gradfree.engines.options import check_count, check_positive
 
@@ -70,7 +70,7 @@ class MeZO(Engine):
         generator = new_generator(chain, f"mezo {chain.path}", self.seed, device)
         total = [torch.zeros_like(p) for p in own]
         for _ in range(self.samples):
-            z = [torch.randn(p.shape, generator=generator, device=device).to(p) for p in own]
+            z = [normal(generator, p.shape, p) for p in own]
             above, below = (_loss_at(chain, own, z, length) for length in (self.epsilon, -self.epsilon))
             slope = (above - below) / (2 * self.epsilon * self.samples)
             total = [g + v * slope.to(v) for g, v in zip(total, z, strict=True)]

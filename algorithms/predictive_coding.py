@@ -35,9 +35,7 @@ class PredictiveCoding(SweepEngine):
 
     def __post_init__(self) -> None:
         check_count(self, "iterations", least=0)
-        check_positive(self, "rate")
-        if self.rate > 1:
-            raise ValueError(f"PredictiveCoding: rate must be at most 1, not {self.rate}.")
+        check_positive(self, "rate", most=1)
 
     @property
     def sharper(self) -> PredictiveCoding:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import zlib
+from collections.abc import Sequence
 
 import torch
-from torch import distributed
+from torch import Tensor, distributed
 
 from gradfree.chains.chain import Chain
 
@@ -26,3 +27,8 @@ def new_generator(chain: Chain, owner: str, seed: int, device: torch.device) -> 
     rank = distributed.get_rank() if distributed.is_initialized() else 0
     number = zlib.crc32(f"{seed} {chain.path} {rank} {passes}".encode())
     return torch.Generator(device).manual_seed(number)
+
+
+def normal(generator: torch.Generator, shape: Sequence[int], like: Tensor) -> Tensor:
+    """Return normal numbers, drawn on the device of ``generator``, with the dtype and the device of ``like``."""
+    return torch.randn(shape, generator=generator, device=generator.device).to(like)

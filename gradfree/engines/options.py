@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from math import isfinite
 from numbers import Integral, Real
 
 from gradfree.engines.engine import Engine
+from gradfree.wording import no_such
 
 
 def check_count(engine: object, option: str, least: int) -> None:
@@ -46,14 +48,23 @@ def check_number(engine: object, option: str, allowed: str) -> None:
         object.__setattr__(engine, option, float(value))
 
 
-def check_positive(engine: Engine, option: str) -> None:
-    """Raise if an option is not a positive, finite number.
+def check_positive(engine: Engine, option: str, most: float | None = None) -> None:
+    """Raise if an option is not a positive, finite number, of at most ``most``.
 
     Raises:
         TypeError: not a number.
-        ValueError: zero, negative, infinite or NaN.
+        ValueError: zero, negative, infinite, NaN or above ``most``.
     """
     check_number(engine, option, "a positive number")
     value = getattr(engine, option)
     if not (value > 0 and isfinite(value)):
         raise ValueError(f"{type(engine).__name__}: {option} must be positive and finite, not {value}.")
+    if most is not None and value > most:
+        raise ValueError(f"{type(engine).__name__}: {option} must be at most {most}, not {value}.")
+
+
+def check_choice(engine: Engine, option: str, allowed: Iterable[str]) -> None:
+    """Raise a ValueError if an option is not one of the ``allowed`` words."""
+    value = getattr(engine, option)
+    if value not in allowed:
+        raise ValueError(f"{type(engine).__name__}: {no_such(option, str(value), allowed)}")

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import zlib
+from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod, sqrt
 
 import torch
-from torch import Tensor
+from torch import Tensor, distributed
 
+from gradfree.chains.chain import Chain
 from gradfree.chains.memory import Memory
 from gradfree.engines.engine import Engine
 from gradfree.engines.layered import LayerEngine
@@ -51,7 +53,7 @@ class RandomEngine(Engine):
             like: a tensor with the device and the dtype for B; the dtype is float32 at least.
             fan_in: how many inputs each output sums; the product of ``inputs`` if left out.
         """
-        kept, key = memory.of("feedback"), f"{path} {tuple(shape)}"
+        kept, key = memory.of("feedback"), self._key(path, shape)
         matrix = kept.get(key)
         if matrix is None:
             bound = sqrt(3.0 / (fan_in or prod(shape[1:])))
@@ -59,6 +61,14 @@ class RandomEngine(Engine):
             matrix.uniform_(-bound, bound, generator=self.generator(key))
         kept[key] = matrix = matrix.to(like.device, torch.promote_types(like.dtype, torch.float32))
         return matrix
+
+    def replace(self, memory: Memory, path: str, matrix: Tensor) -> None:
+        """Store another B of this shape for the layer at ``path``."""
+        memory.of("feedback")[self._key(path, matrix.shape)] = matrix
+
+    @staticmethod
+    def _key(path: str, shape: Sequence[int]) -> str:
+        return f"{path} {tuple(shape)}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,3 +98,30 @@ class FeedbackEngine(RandomEngine, LayerEngine):
         shape = (error.shape[1], *chain.shape(index)[1:])
         matrix = self.matrix(chain.memory, chain.links[index].path, shape, error)
         return torch.einsum("nc,c...->n...", error.to(matrix.dtype), matrix)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LearnedFeedbackEngine(FeedbackEngine):
+    """An engine for single layers whose matrices learn from layers that run again, once each optimizer step."""
+
+    @property
+    def runs_again(self) -> bool:
+        """True."""
+        return True
+
+    def learn(self, chain: Chain, memory: Memory) -> None:
+        """Take one step of learning; computes without autocast.
+
+        Raises:
+            ChainError: there are several ranks.
+        """
+        assert isinstance(chain, LayerChain)
+        if distributed.is_initialized() and distributed.get_world_size() > 1:
+            name = type(self).__name__
+            raise ChainError(f"{name} learns its matrices on one rank only: each would learn other ones.")
+        with torch.no_grad(), torch.autocast(chain.recording.initial.device.type, enabled=False):
+            self.learn_layers(chain)
+
+    @abstractmethod
+    def learn_layers(self, chain: LayerChain) -> None:
+        """Let the matrices learn from a pass, by :meth:`replace`."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from typing import Any, Protocol
 
 import torch
@@ -66,11 +67,17 @@ class LayerChain(DepthChain):
         self.recording = recording
         self.roles = recording.roles[: len(links)]
         """The roles of the links."""
-        weighted = [i for i, role in enumerate(self.roles) if role is Role.WEIGHTS]
-        if not weighted:
+        self.weighted = [i for i, role in enumerate(self.roles) if role is Role.WEIGHTS]
+        """Indices of the links with weights."""
+        if not self.weighted:
             raise ChainError(f"none of {links[0].path} to {links[-1].path} has weights: there is nothing to train.")
-        self.last = weighted[-1]
+        self.last = self.weighted[-1]
         """Index of the last link with weights."""
+
+    @property
+    def layers(self) -> list[tuple[int, int]]:
+        """The index of each layer's link with weights and of the next layer's; without the last layer."""
+        return list(pairwise(self.weighted))
 
     def error(self, direct: Sequence[Cotangent]) -> Tensor:
         """Return the exact cotangent at the output of the last link with weights.
@@ -155,6 +162,12 @@ class LayerChain(DepthChain):
         cotangent = link.writable(cotangent.to(link.out.dtype))
         with local_backward(link.path, [cotangent]):
             return torch.autograd.grad(source, link.state, cotangent, retain_graph=True)[0]
+
+    def backward(self, link: Link, cotangent: Tensor, total: ChainGradients) -> Tensor | None:
+        """Add the gradients of the link's parameters, as :meth:`add`; return its exact VJP, or ``None`` if unneeded."""
+        delta = None if link.state is None else self.vjp(link, cotangent)
+        self.add(link, cotangent, total)  # Frees the graph.
+        return delta
 
     def two_passes(
         self, error: Tensor, shift: Tensor, norms: Tensor | None, *, at_second: bool = False
@@ -250,6 +263,14 @@ class LayerChain(DepthChain):
         for link in reversed(self.links[begin:end]):
             cotangent = self.vjp(link, cotangent)
         return cotangent
+
+    def activated(self, index: int, x: Tensor) -> Tensor:
+        """Return ``x`` after the pointwise functions that lie between link ``index`` and the weights before it."""
+        start = max((i for i in self.weighted if i < index), default=index)
+        for link, role in zip(self.links[start:index], self.roles[start:index], strict=True):
+            if role is Role.POINTWISE:
+                x = link.block.forward(x)
+        return x
 
     def _next_state(self, role: Role, link: Link, x: Tensor, second: Tensor) -> Tensor:
         """Return the second pass's state after ``link``, from that before it; ``x`` is the first pass's."""
