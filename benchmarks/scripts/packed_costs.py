@@ -27,6 +27,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence
 
 from gradfree import create_engine
+from gradfree.devices import packed_costs
 from gradfree.devices.packed_costs import Coefficients, Layout
 from gradfree.time.runs import runs_of
 
@@ -176,6 +177,29 @@ def fitted(own: list[Sample], layout: Layout) -> tuple[Coefficients, np.ndarray]
     return Coefficients(*map(float, found)), inputs @ found / measured
 
 
+def print_tables(seconds: float) -> None:
+    """Measure for so long, fit, and print the tables, each row before the one in the code."""
+    found = defaultdict(list)
+    for sample in samples(seconds):
+        found[sample.kind, sample.trains].append(sample)
+    for trains, name in ((True, "_TRAINING"), (False, "_EVALUATION")):
+        print(name)
+        for kind, known in getattr(packed_costs, name).items():
+            print(f'    "{kind}": {{')
+            for layout in known if (own := found[kind, trains]) else ():
+                row, errors = fitted(own, layout)
+                low, high = np.quantile(errors, [0.1, 0.9])
+                print(f'        "{layout}": {coefficients(row)},', end="")
+                print(f"  # {len(own)} layers, 80 % within {low:.2f} to {high:.2f}")
+                print(f"        # in the code: {coefficients(known[layout])}")
+            print("    },")
+
+
+def coefficients(row: Coefficients) -> str:
+    """Return a row in code."""
+    return f"Coefficients({', '.join(f'{value:.2g}' for value in row)})"
+
+
 def main() -> None:
     """Measure, fit and print."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -190,20 +214,7 @@ def main() -> None:
         for line in slower(options.seconds):
             print(line, flush=True)
         return
-    found = defaultdict(list)
-    for sample in samples(options.seconds):
-        found[sample.kind, sample.trains].append(sample)
-    for trains, table in ((True, "_TRAINING"), (False, "_EVALUATION")):
-        print(table)
-        for kind in ("LSTM", "GRU", "RNN"):
-            own = found[kind, trains]
-            print(f'    "{kind}": {{')
-            for layout in own[0].times:
-                row, errors = fitted(own, layout)
-                low, high = np.quantile(errors, [0.1, 0.9])
-                print(f'        "{layout}": Coefficients({", ".join(f"{value:.2g}" for value in row)}),', end="")
-                print(f"  # {len(own)} layers, 80 % within {low:.2f} to {high:.2f}")
-            print("    },")
+    print_tables(options.seconds)
 
 
 if __name__ == "__main__":

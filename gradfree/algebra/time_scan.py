@@ -10,14 +10,11 @@ import torch
 from torch import Tensor
 
 from gradfree.algebra.cotangents import Factor, is_number
+from gradfree.devices.costs import costs_of
 from gradfree.devices.hardware import runs_triton
 
 # Steps in a chunk. Shorter chunks need more levels, longer ones more operations in each level.
 CHUNK = 16
-
-# From so many elements in a step on, an operation takes longer than its start on a CPU. Then step by step is fastest,
-# as it reads everything once.
-_WIDE = 2**14
 
 
 def scan(terms: Tensor, factors: Tensor, reverse: bool = False) -> Tensor:
@@ -82,7 +79,8 @@ def _kernel(device: torch.device) -> Callable[[Tensor, Tensor, bool], Tensor] | 
 def _solve(terms: Tensor, factors: Tensor, y: Tensor, reverse: bool) -> None:
     """Fill ``y``: whole chunks at once, then the remaining steps one by one."""
     length = len(terms)
-    one_by_one = length < 2 * CHUNK or (terms[0].numel() >= _WIDE and terms.device.type == "cpu")
+    # An operation on wide steps takes longer than its start: then step by step is fastest, as it reads all once.
+    one_by_one = length < 2 * CHUNK or terms[0].numel() >= costs_of(terms.device).scan_numbers
     whole = 1 if one_by_one else length - length % CHUNK
     left = length - whole
     chunks, rest = (slice(left, None), slice(left + 1)) if reverse else (slice(whole), slice(whole - 1, None))

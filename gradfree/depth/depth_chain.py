@@ -16,6 +16,7 @@ from gradfree.chains.survey import LinkFindings
 from gradfree.depth.block_jacobians import Mixing, jacobians, jvps, vectors, width
 from gradfree.depth.link import Link, local_backward, refuse_converted, span
 from gradfree.depth.run_again import run_again
+from gradfree.devices.costs import costs_of
 from gradfree.errors import ChainError
 from gradfree.torchside.guards import check_finite
 from gradfree.torchside.hooks import without_hooks
@@ -36,9 +37,6 @@ class Attached(Protocol):
     declared: float | None
     requires_residual: bool
 
-
-_SEPARATE_WALKS = 32
-"""Up to so many links, parameter gradients are computed by one autograd call per link."""
 
 NO_RESIDUAL = (
     "no residual path from {first!r} to {last!r}: no block's output is x + g(x), ReLU(x + g(x)), LayerNorm(x + g(x)) "
@@ -254,7 +252,8 @@ class DepthChain(Chain):
         initial: Cotangent = None
         # Alone, a block computes no gradient of its input: one matrix product less for each linear layer. But each call
         # visits the anchors of all earlier blocks.
-        groups = _groups(list(dense), separate=len(dense) <= _SEPARATE_WALKS)
+        walks = costs_of(self.like.device).separate_walks
+        groups = _groups(list(dense), separate=len(dense) <= walks)
         for group in groups:
             links, cotangents = [self.links[i] for i in group], [dense[i] for i in group]
             if group[-1] > 0:

@@ -1,12 +1,13 @@
-"""Cost rules: which of several methods is expected to be fastest, and the figures behind that.
+"""Costs: the numbers of each type of device, and the rules of sizes that choose between methods by them.
 
 A rule depends only on sizes and a device, never on values or a clock, so that two runs of one training make the same
-choices. Figures for CPUs are measured. Figures for all other devices are estimates without measurements of ours; for
-GPUs they follow what is published about cuDNN's kernels.
+choices. The numbers of CPUs are measured; ``benchmarks/scripts/costs.py`` measures them again and prints them beside
+these. Those of all other devices are estimates; for GPUs they follow what is published about cuDNN's kernels.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import cache
 
 import torch
@@ -14,33 +15,139 @@ from torch import Tensor
 
 from gradfree.devices.hardware import runs_cudnn
 
-# Expected speed-up from which segments are used; covers the copies, which the cost model leaves out. Measured.
-_MIN_GAIN = 1.5
-# Remaining steps need copies, which the cost model leaves out: their factor on the time, measured as 1.15 to 1.3.
-_REMAINDER_COST = 1.2
+UNLIMITED = 2**62
+"""In place of a bound where there is none."""
 
-# A Newton sweep's time for one row, relative to a step's, and its start-up time, relative to a step's. Measured for
-# torch's cells and for elementwise ones.
-_SWEEP_ROW, _SWEEP_START = 3.0, 50.0
-# The fewest sweeps that layers have been seen to need, if K is a part of F, and if K = F.
-_FEWEST, _FEWEST_EXACT = 8, 3
 
-# A sweep's start-up time in steps of a Python loop, and how many numbers of Jacobians take as long as such a step.
-_NARROW_START, _NARROW_NUMBERS = 20.0, 4500.0
+@dataclass(frozen=True, kw_only=True)
+class Costs:
+    """The numbers of one type of device.
 
-_PERSISTENT_UNITS = 192
-"""Up to this number of units cuDNN keeps weights in registers; the time then grows with the batch size."""
-_PERSISTENT_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
-"""The dtypes for which it does so."""
+    Attributes:
+        rows: how many rows of a step of torch's cells with 64 units take as long as its start.
+        rows_of_any: the same for other cells, whose steps consist of more operations.
+        rows_power: with more units there are fewer such rows, by this power of their number.
+        fewest_units: with fewer units there are as many such rows as with so many.
+        rows_of_onednn: such rows of oneDNN's LSTM, whose steps have almost no start-up time.
+        rows_of_persistent: such rows of cuDNN's kernels that keep weights in registers, also in segments.
+        persistent_units: up to so many units they do.
+        sweep_row: the time of a Newton sweep for each row of a step, relative to that of a step.
+        sweep_start: the start-up time of a Newton sweep, relative to that of a step.
+        loop_sweep_start: that of a sweep over a loop in Python, in steps of the loop.
+        loop_sweep_numbers: so many numbers of its Jacobians take as long as a step of the loop.
+        node: seconds that a batch of equal modules saves for each node in a module's graph.
+        number: seconds that it costs for each element of a module's parameters and of what the module saves.
+        separate_walks: up to so many blocks, one call of autograd for each is faster than one for all.
+        kept_gates: from so many multiplications in a step of a GRU on, keeping the gates is faster than recomputing.
+        closed_rnn: up to so many numbers of a state, the closed form of an RNN is faster than torch's kernel.
+        closed_lstm: the same for an LSTM that oneDNN does not run.
+        closed_gru_autocast: the same for a GRU under autocast.
+        closed_gru_unaligned: the same for a GRU whose gates are not kept, with ``closed_gru_unaligned_rows`` or more.
+        closed_gru_unaligned_rows: with fewer rows such a GRU's closed form is always faster.
+        closed_gru_half_rows: with so many rows or more in float16, a GRU's closed form is slower.
+        scan_numbers: from so many numbers of a step on, a linear recurrence runs step by step.
+        chunk_numbers: a Newton sweep runs in chunks of steps with so many numbers of a state, which fit the caches.
+        cached_numbers: local derivatives of a GRU are computed in chunks of so many numbers.
+    """
 
+    rows: float
+    rows_of_any: float
+    rows_power: float
+    fewest_units: int
+    rows_of_onednn: float
+    rows_of_persistent: float
+    persistent_units: int
+    sweep_row: float = 3.0
+    sweep_start: float = 50.0
+    loop_sweep_start: float = 20.0
+    loop_sweep_numbers: float = 4500.0
+    node: float
+    number: float
+    separate_walks: int = 32
+    kept_gates: float
+    closed_rnn: int
+    closed_lstm: int
+    closed_gru_autocast: int
+    closed_gru_unaligned: int
+    closed_gru_unaligned_rows: int
+    closed_gru_half_rows: int
+    scan_numbers: int
+    chunk_numbers: int
+    cached_numbers: int = 2**17
+
+
+CPU = Costs(
+    rows=16.0,
+    rows_of_any=128.0,
+    rows_power=0.5,
+    fewest_units=64,
+    rows_of_onednn=1.0,
+    rows_of_persistent=0.0,
+    persistent_units=0,
+    node=15e-6,
+    number=1e-9,
+    kept_gates=5e5,
+    closed_rnn=2**14 - 1,
+    closed_lstm=512,
+    closed_gru_autocast=2**11 - 1,
+    closed_gru_unaligned=2**12 - 1,
+    closed_gru_unaligned_rows=32,
+    closed_gru_half_rows=4,
+    scan_numbers=2**14,
+    chunk_numbers=2**16,
+)
+"""Measured on CPUs, with one thread."""
+
+GPU = Costs(
+    rows=8192.0,
+    rows_of_any=8192.0,
+    rows_power=2.0,
+    fewest_units=1,
+    rows_of_onednn=0.0,
+    # 0.6 µs for a step of 64 units, and about 0.01 µs for each row.
+    rows_of_persistent=64.0,
+    persistent_units=192,
+    node=20e-6,
+    number=1e-11,
+    # The closed form runs step by step in Python there.
+    kept_gates=UNLIMITED,
+    closed_rnn=0,
+    closed_lstm=0,
+    closed_gru_autocast=0,
+    closed_gru_unaligned=0,
+    closed_gru_unaligned_rows=0,
+    closed_gru_half_rows=0,
+    scan_numbers=UNLIMITED,
+    chunk_numbers=UNLIMITED,
+)
+"""Estimates for GPUs and all other devices."""
+
+TABLES = {"cpu": CPU}
+"""The measured tables, by type of device."""
+
+# The same on every device.
+MIN_GAIN = 1.5
+"""Expected speed-up from which segments are used; covers the copies, which the cost model leaves out."""
+REMAINDER_COST = 1.2
+"""The factor of a remaining step's copies on the time, which the cost model leaves out."""
+FEWEST_SWEEPS = 8
+"""The fewest Newton sweeps that layers need, if K is a part of F."""
+FEWEST_EXACT_SWEEPS = 3
+"""The same if K = F."""
 SHORTEST = 12
-"""The fewest steps for which the closed form of ``backprop`` may be faster than torch's own kernel: measured."""
-
+"""The fewest steps for which the closed form of ``backprop`` may be faster than torch's own kernel."""
 SHORTEST_EVALUATED = 64
 """The fewest steps for which a forward pass alone may gain: below, asking an engine takes a part of its time."""
+SHORTEST_SCAN = 128
+"""The fewest steps of a loop that may be faster in segments."""
 
-_ONEDNN = 1.0
-"""The free rows of oneDNN's LSTM, whose steps have almost no start-up time: measured."""
+_PERSISTENT_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+"""The dtypes for which cuDNN keeps weights in registers."""
+
+
+def costs_of(device: torch.device) -> Costs:
+    """Return the numbers of a device."""
+    return TABLES.get(device.type, GPU)
 
 
 def free_rows(like: Tensor, kind: str, fused: bool) -> float:
@@ -51,16 +158,13 @@ def free_rows(like: Tensor, kind: str, fused: bool) -> float:
         kind: the kind of cell, :attr:`~gradfree.time.forward.Recurrence.kind`.
         fused: whether torch's kernel for whole sequences runs the steps; otherwise they are separate torch operations.
     """
-    units = like.shape[1]
+    costs, units = costs_of(like.device), like.shape[1]
     if fused and runs_onednn(like, kind):
-        return _ONEDNN
-    if fused and runs_cudnn(like.device) and like.dtype in _PERSISTENT_DTYPES and units <= _PERSISTENT_UNITS:
-        # 0.6 µs for a step of 64 units and about 0.01 µs for each row, also in segments.
-        return 64.0
-    if like.device.type != "cpu":
-        return 2**25 / units**2
-    # A step of another cell consists of more operations, so that its start-up time is longer.
-    return (128.0 if kind in ("separate units", "any") else 16.0) * min(1.0, (64 / units) ** 0.5)
+        return costs.rows_of_onednn
+    if fused and runs_cudnn(like.device) and like.dtype in _PERSISTENT_DTYPES and units <= costs.persistent_units:
+        return costs.rows_of_persistent
+    rows = costs.rows_of_any if kind in ("separate units", "any") else costs.rows
+    return rows * (64 / max(units, costs.fewest_units)) ** costs.rows_power
 
 
 def runs_onednn(like: Tensor, kind: str) -> bool:
@@ -74,10 +178,10 @@ def segments_pay(length: int, batch: int, free: float, burn: int) -> bool:
 
     Not on oneDNN's LSTM: between CPUs they were 1.9 times faster and 2.9 times slower.
     """
-    if length < 4 * burn or free <= _ONEDNN:
+    if length < 4 * burn or free <= CPU.rows_of_onednn:
         return False
     count = best_count(length, batch, free, burn)
-    return _MIN_GAIN * _segmented_cost(length, batch, free, count, burn) < length * _step_cost(batch, free)
+    return MIN_GAIN * _segmented_cost(length, batch, free, count, burn) < length * _step_cost(batch, free)
 
 
 @cache
@@ -98,7 +202,7 @@ def best_count(length: int, batch: int, free: float, burn: int) -> int:
     best = min(counts, key=time_of)
     # Of equally fast numbers the larger one: its steps have more rows, and may keep their gates.
     even = min((count for count in reversed(counts) if length % count == 0), key=time_of, default=best)
-    return even if time_of(even) <= _REMAINDER_COST * time_of(best) else best
+    return even if time_of(even) <= REMAINDER_COST * time_of(best) else best
 
 
 def break_even_sweeps(count: int, batch: int, free: float) -> float:
@@ -125,27 +229,30 @@ def newton_break_even_sweeps(length: int, like: Tensor, kind: str) -> int:
         like: a state, (B, H), on the chain's device; not read.
         kind: the kind of cell, :attr:`~gradfree.time.forward.Recurrence.kind`.
     """
-    batch = len(like)
-    free = _ONEDNN if kind == "LSTM" and like.device.type == "cpu" else free_rows(like, kind, fused=False)
+    batch, costs = len(like), costs_of(like.device)
+    by_onednn = kind == "LSTM" and like.device.type == "cpu"
+    free = costs.rows_of_onednn if by_onednn else free_rows(like, kind, fused=False)
     if kind == "separate units":
         # Its work grows with the number of units, not with its square; the start-up time of its steps is a loop's.
         free *= max(1.0, 64 / like.shape[1])
-    worth = int(length * _step_cost(batch, free) / (_SWEEP_START + _SWEEP_ROW * length * batch / free))
-    return worth if worth >= (_FEWEST_EXACT if kind == "separate units" else _FEWEST) else 0
+    worth = int(length * _step_cost(batch, free) / (costs.sweep_start + costs.sweep_row * length * batch / free))
+    return worth if worth >= (FEWEST_EXACT_SWEEPS if kind == "separate units" else FEWEST_SWEEPS) else 0
 
 
-def affordable_sweeps(length: int, rows: int, width: int) -> int:
+def affordable_sweeps(device: torch.device, length: int, rows: int, width: int) -> int:
     """Return how many sweeps of Newton's method over all steps of a loop take a tenth of the loop's time.
 
     A step of a loop in Python takes its start-up time, in both passes. A sweep takes that for each VJP, and a time for
     each number of the Jacobians.
 
     Args:
+        device: of the carry.
         length: T.
         rows: R, those of the carry.
         width: n, the numbers of a row.
     """
-    return int(0.1 * length / (_NARROW_START + length * rows * width**2 / _NARROW_NUMBERS))
+    costs = costs_of(device)
+    return int(0.1 * length / (costs.loop_sweep_start + length * rows * width**2 / costs.loop_sweep_numbers))
 
 
 def batch_pays(device: torch.device, nodes: int, parameters: int, activations: int) -> bool:
@@ -160,45 +267,46 @@ def batch_pays(device: torch.device, nodes: int, parameters: int, activations: i
         parameters: the number of elements of one module's parameters.
         activations: the number of elements that one module saves for the backward pass.
     """
-    # Rough seconds on one CPU core, and on a current GPU.
-    per_node, per_number = (15e-6, 1e-9) if device.type == "cpu" else (20e-6, 1e-11)
-    return nodes * per_node > (parameters + activations) * per_number
+    costs = costs_of(device)
+    return nodes * costs.node > (parameters + activations) * costs.number
 
 
 def kept_gates_pay(x: Tensor, units: int) -> bool:
     """Return whether keeping a GRU's gates on a CPU is faster than recomputing them, and rounds as torch does.
 
-    The bound on a step's work is measured: there the loop's overhead, about 10 µs for each step, equals the time of
-    recomputing. Widths that are no multiple of 16 would round differently from torch.
+    At the bound the loop's overhead, about 10 µs for each step, equals the time of recomputing. Widths that are no
+    multiple of 16 would round differently from torch.
 
     Args:
         x: the input, (T, B, I); not read.
         units: H.
     """
-    return len(x) > 0 and units % 16 == 0 and x.shape[1] * units * (x.shape[2] + units) >= 5e5
+    work = x.shape[1] * units * (x.shape[2] + units)
+    return len(x) > 0 and units % 16 == 0 and work >= costs_of(x.device).kept_gates
 
 
 def own_kernel_is_faster(kind: str, length: int, like: Tensor) -> bool:
     """Return whether both passes are faster in torch's own kernel than in the closed form of ``backprop``.
 
-    Measured on one CPU thread. The closed form has a start-up time of 0.3 ms. It is faster on RNNs that are not wide,
-    on narrow LSTMs that oneDNN does not run, and on GRUs, unless it runs batches in float16, wide batches under
-    autocast, or computes the gates of many samples again (see :func:`kept_gates_pay`). On other devices this is an
-    estimate: the closed form runs step by step in Python there.
+    The closed form has a start-up time of 0.3 ms. On a CPU it is faster on RNNs that are not wide, on narrow LSTMs that
+    oneDNN does not run, and on GRUs, unless it runs batches in float16, wide batches under autocast, or computes the
+    gates of many samples again (see :func:`kept_gates_pay`).
 
     Args:
         kind: the torch cell.
         length: T.
         like: a state, (B, H); not read.
     """
+    costs, numbers = costs_of(like.device), like.numel()
     if like.device.type != "cpu" or length < SHORTEST:
         return True
     if kind == "LSTM":
-        return runs_onednn(like, kind) or like.numel() > 512
+        return runs_onednn(like, kind) or numbers > costs.closed_lstm
     if kind == "GRU":
-        if like.dtype is torch.float16 and len(like) >= 4:
+        if like.dtype is torch.float16 and len(like) >= costs.closed_gru_half_rows:
             return True
-        if torch.is_autocast_enabled("cpu") and like.numel() >= 2**11:
+        if torch.is_autocast_enabled("cpu") and numbers > costs.closed_gru_autocast:
             return True
-        return like.shape[1] % 16 != 0 and len(like) >= 32 and like.numel() >= 2**12
-    return like.numel() >= 2**14
+        many = len(like) >= costs.closed_gru_unaligned_rows and numbers > costs.closed_gru_unaligned
+        return like.shape[1] % 16 != 0 and many
+    return numbers > costs.closed_rnn

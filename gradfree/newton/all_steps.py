@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from gradfree.algebra.block_scan import Blocks, block_scan, clamped
+from gradfree.devices.costs import costs_of
 from gradfree.time.cell_chain import check_batched_states
 from gradfree.time.cell_layer import ElementwiseCell, apply_cell, unit_blocks
 from gradfree.time.closed_forms import LinearisedGRU, LinearisedLSTM, LinearisedRNN, lstm_gates, recompute_gates
@@ -17,9 +18,6 @@ from gradfree.time.forward import Recurrence
 
 Guess = Sequence[Tensor]
 """The states after all steps, part by part, (T, B, H)."""
-
-# Elements of one part of the state in a chunk of steps: measured.
-_CHUNK_ELEMENTS = 2**16
 
 
 class AllSteps(ABC):
@@ -134,8 +132,8 @@ class ElementwiseSteps(AllSteps):
 
 
 def _in_chunks(run: Callable[[slice], tuple[Guess, Blocks]], like: Tensor) -> tuple[Guess, Blocks]:
-    """Return the result of ``run`` for all steps, on a CPU in chunks that fit its caches."""
-    most = len(like) if like.device.type != "cpu" else max(1, _CHUNK_ELEMENTS // like[0].numel())
+    """Return the result of ``run`` for all steps, in chunks that fit the caches."""
+    most = max(1, costs_of(like.device).chunk_numbers // like[0].numel())
     found = [run(slice(start, start + most)) for start in range(0, len(like), most)]
     if len(found) == 1:
         return found[0]

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from gradfree.convergence.outcome import Outcome
-from gradfree.devices.costs import best_count
+from gradfree.devices.costs import SHORTEST_SCAN, best_count
 from gradfree.devices.hardware import mark, seconds
 from gradfree.loops.compiled import CHUNK, Compiler
 from gradfree.segments.rule import ChainPass, SegmentRule
@@ -24,8 +24,6 @@ _TURN = 3
 """How many calls a number of segments is timed for."""
 _FIRST_WAIT, _LONGEST_WAIT = 256, 8192
 """After how many calls the fastest numbers are timed again, at first and at most."""
-_SHORTEST = 128
-"""Shorter sequences are not cut."""
 _GAIN = 0.97
 """A cut that takes more of the plain loop's time than this is not taken."""
 
@@ -110,7 +108,7 @@ class Knowledge:
             fixed: how the user asks it to run; ``None``: as is fastest.
         """
         like, length, compiles = this.like, this.length, self._compiler is not None
-        if fixed is not None or not (cuts or newton) or length < _SHORTEST:
+        if fixed is not None or not (cuts or newton) or length < SHORTEST_SCAN:
             way = PLAIN if fixed is None else fixed
             return Stopwatch(way._replace(is_compiled=compiles), None, like.device)
         key = (length, like.shape, like.dtype, like.device, torch.is_grad_enabled(), cuts, newton)

@@ -66,4 +66,4 @@ def _affordable(length: int, carry: Sequence[Tensor]) -> int:
     """Return how many sweeps take a tenth of the loop's time."""
     # As far as shapes tell: the rows may be narrower.
     rows = max(Rows.candidates(carry), key=lambda rows: (rows.count > 1, rows.width))
-    return affordable_sweeps(length, rows.count, rows.width)
+    return affordable_sweeps(carry[0].device, length, rows.count, rows.width)

@@ -10,15 +10,13 @@ from torch import Tensor
 from gradfree.algebra.cotangents import Factor
 from gradfree.chains.chain import ChainGradients
 from gradfree.convergence.outcome import largest
+from gradfree.devices.costs import costs_of
 from gradfree.segments.layout import SegmentRows
 from gradfree.segments.multiple_shooting import SweepResult
 from gradfree.segments.rule import SegmentPlan
 from gradfree.time.closed_forms import State, through_sigmoid, through_tanh
 from gradfree.time.gru_forward import Gates, is_batch_major
 from gradfree.time.torch_layer_chain import TorchLayerChain
-
-_CACHE_NUMBERS = 2**17
-"""How many numbers fit a core's cache: the local derivatives of that many are computed at once."""
 
 
 class GRUSegmentsBackward:
@@ -113,9 +111,8 @@ class GRUSegmentsBackward:
         given = (chosen(x) for x in (self.chain.out, self.e, r, z, *self.gates, self.cotangents))
         out, e, r, z, rz, n, hidden, cotangents = given
         # A separate buffer of contiguous matrices, as not all matrix products accept the strides of ``cotangents``.
-        buffer = entering.new_empty(
-            min(len(out), max(1, _CACHE_NUMBERS // (4 * entering.numel()))), len(entering), 4 * width
-        )
+        most = max(1, costs_of(out.device).cached_numbers // (4 * entering.numel()))
+        buffer = entering.new_empty(min(len(out), most), len(entering), 4 * width)
         delta = entering + e[-1].reshape(entering.shape)
         d = delta.view(out.shape[1:])
         nothing, starts = delta.new_zeros(()), range(1, len(out), len(buffer))

@@ -3,6 +3,8 @@
 Outputs and gradients equal torch's to the tolerance. Cells with a diagonal Jacobian take three sweeps.
 """
 
+from dataclasses import replace
+
 import pytest
 import torch
 from oracles import off_by
@@ -10,6 +12,7 @@ from recurrent_tasks import chaotic, everything
 from torch import nn
 
 import gradfree
+from gradfree.devices.costs import CPU, TABLES
 from gradfree.models import ParaGRU, ParaLSTM
 from gradfree.newton.all_steps import ElementwiseSteps
 from gradfree.time.forward import Recurrence
@@ -40,7 +43,7 @@ def test_three_sweeps_are_exact_where_the_jacobian_is_diagonal(make):
 @pytest.mark.parametrize("make", [nn.GRU, nn.RNN, ParaGRU, ParaLSTM])
 def test_long_sequences_in_chunks_give_the_same_result(make, monkeypatch):
     """Chunks fit a CPU's caches; the last one may be shorter."""
-    monkeypatch.setattr("gradfree.newton.all_steps._CHUNK_ELEMENTS", 100)
+    monkeypatch.setitem(TABLES, "cpu", replace(CPU, chunk_numbers=100))
     layer, x = make(3, 8), torch.randn(61, 2, 3, requires_grad=True)
     expected = everything(layer, x)
     with newton().attach(layer), gradfree.engine_figures() as figures:
