@@ -1,4 +1,4 @@
-"""Write the table of launches and waits in docs/start/gpu.md.
+"""Write the tables of launches and waits in docs/start/gpu.md.
 
     python benchmarks/scripts/gpu_launches.py --counts MODULE:FUNCTION
 
@@ -19,7 +19,8 @@ from pkgutil import resolve_name
 import torch
 from torch import nn
 
-import gradfree
+from gradfree import create_engine, scan
+from gradfree.benchmarks.timing.cells import LayerNormGRU, loop
 from gradfree.newton import iteration, newton_backward
 from gradfree.segments import multiple_shooting
 
@@ -33,9 +34,11 @@ ENGINES: Mapping[str, Mapping[str, object] | None] = {
     "highway_bp": {"iterations": 2},
     "backprop": {},
 }
-_MARKED = re.compile(r"(<!-- launches -->\n).*?(<!-- end of launches -->)", re.DOTALL)
+CELLS: Mapping[tuple[int, int, int], int] = {(1, 4096, 64): 64, (32, 1024, 256): 32, (256, 365, 256): 8}
+"""Sizes of a cell of a user's own, and the number of segments: its choice by times means nothing here."""
 
 Counts = Callable[[], Mapping[str, int]]
+Runner = Callable[..., tuple[torch.Tensor, torch.Tensor]]
 
 
 def _settled(relative: Callable[..., float], *tensors: object) -> float:
@@ -52,11 +55,14 @@ def counted(kind: str, size: tuple[int, int, int], engine: str, counts: Counts) 
     x = torch.randn(batch, steps, width, device="cuda")
     options = ENGINES[engine]
     if options is not None:
-        gradfree.create_engine(engine, **options).attach(layer)
+        create_engine(engine, **options).attach(layer)
     for _ in range(3):
         before = counts()
         layer(x)[0].sum().backward()
-    after = counts()
+    return _difference(before, counts())
+
+
+def _difference(before: Mapping[str, int], after: Mapping[str, int]) -> str:
     launches, waits = (after[name] - before[name] for name in ("launch", "sync"))
     return f"{launches:,} / {waits}"
 
@@ -69,18 +75,49 @@ def table(counts: Counts) -> Iterator[str]:
         yield f"| `{engine}` | {' | '.join(counted('GRU', size, engine, counts) for size in SIZES)} |"
 
 
+def counted_cell(size: tuple[int, int, int], run: Runner, counts: Counts) -> str:
+    """Return the launches and waits of a forward and a backward pass of a LayerNorm-GRU, the third of its kind."""
+    batch, steps, width = size
+    torch.manual_seed(0)
+    cell, start = LayerNormGRU(width).cuda(), torch.zeros(batch, width, device="cuda")
+    xs = torch.randn(steps, batch, cell.read.in_features - width, device="cuda")
+    for _ in range(3):
+        before = counts()
+        run(cell, start, xs)[1].sum().backward()
+    return _difference(before, counts())
+
+
+def table_of_cells(counts: Counts) -> Iterator[str]:
+    """Yield the lines of the table of cells of a user's own."""
+    yield f"| | {' | '.join(map(str, CELLS))} |"
+    yield "|---" * (1 + len(CELLS)) + "|"
+    rows: Mapping[str, Callable[[int], Runner]] = {
+        "Python loop": lambda _: loop,
+        "`scan` in 64, 32 and 8 segments": lambda n: partial(scan, engine=create_engine("shooting", segments=n)),
+        "the same, `compile=True`": lambda n: partial(scan, engine=create_engine("shooting", segments=n), compile=True),
+        "the loop, `compile=True`": lambda _: partial(scan, engine="backprop", compile=True),
+    }
+    for label, row in rows.items():
+        yield f"| {label} | {' | '.join(counted_cell(size, row(n), counts) for size, n in CELLS.items())} |"
+
+
 def main() -> None:
-    """Write the table."""
+    """Write the tables."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--counts", required=True, help="a function that returns the counts so far")
     counts: Counts = resolve_name(parser.parse_args().counts)
     warnings.simplefilter("ignore")
     for module in (multiple_shooting, iteration, newton_backward):
         module.relative = partial(_settled, module.relative)  # type: ignore[attr-defined]
-    lines = "".join(f"{line}\n" for line in table(counts))
-    text, found = _MARKED.subn(rf"\g<1>{lines}\2", PAGE.read_text(encoding="utf-8"))
+    for name, lines in {"launches": table(counts), "launches of cells": table_of_cells(counts)}.items():
+        _write(name, "".join(f"{line}\n" for line in lines))
+
+
+def _write(name: str, lines: str) -> None:
+    marked = re.compile(rf"(<!-- {name} -->\n).*?(<!-- end of {name} -->)", re.DOTALL)
+    text, found = marked.subn(rf"\g<1>{lines}\2", PAGE.read_text(encoding="utf-8"))
     if not found:
-        raise SystemExit(f"{PAGE} has no place for the table")
+        raise SystemExit(f"{PAGE} has no place for the table of {name}")
     PAGE.write_text(text, encoding="utf-8")
     print(lines)
 
