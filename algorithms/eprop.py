@@ -36,9 +36,9 @@ class EProp(UnitEngine):
 
     Args:
         feedback: how the learning signal comes through the readout: all linear layers and convolutions outside of the
-            recurrent ones. "symmetric": by their own weights. "random": by fixed random ones, as in ``fa``; with a leak
-            in place of gates this is RFLO (Murray 2019). "adaptive": by random ones that get the weights' own updates
-            and decay towards them, ``fa(feedback="learned")``.
+            recurrent ones. "symmetric": by their own weights. "random": by fixed random ones, as in ``fa`` and in RFLO
+            (Murray 2019). "adaptive": by random ones that get the weights' own updates and decay towards them,
+            ``fa(feedback="learned")``.
         seed: of the random weights.
         stream: see :class:`~gradfree.engines.online.StreamEngine`.
     """
