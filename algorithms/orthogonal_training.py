@@ -15,9 +15,10 @@ class OrthogonalBackprop(OrthogonalEngine):
     """Exact backpropagation on the chains of ``foton``, with weights kept orthogonal.
 
     By default two Newton-Schulz steps follow each optimizer step, which keep ‖W Wᵀ - I‖ near or below 1e-3 at usual
-    learning rates. With ``orthogonalize_every=None, orthogonalize_steps=1`` weights are as orthogonal as those of ``foton``: a
-    baseline that separates FOTON's gradients (arXiv 2512.20668) from its constraint on the weights. Its distance to
-    ``backprop`` is the cost of the constraint; the distance of ``foton`` to it is the cost of inexact gradients.
+    learning rates. With ``orthogonalize_every=None, orthogonalize_steps=1`` weights are as orthogonal as those of
+    ``foton``: a baseline that separates FOTON's gradients (arXiv 2512.20668) from its constraint on the weights. Its
+    distance to ``backprop`` is the cost of the constraint; the distance of ``foton`` to it is the cost of inexact
+    gradients.
 
     Its options are those of :class:`~gradfree.orthogonal.orthogonal_engine.OrthogonalEngine`. As in ``foton``, the
     error does not contain the factor ``temperature``.
