@@ -145,14 +145,14 @@ class Summary:
 
     @cached_property
     def _front(self) -> list[str]:
-        """The rows on the Pareto front of step time and test score, by time."""
+        """The rows on the Pareto front of step time and test score, the slowest, which have the best scores, first."""
         front = select(self.facts, metric=FRONT, value=1.0)["row"].to_list()
-        return sorted(front, key=lambda label: self._ratio(label).value)
+        return sorted(front, key=lambda label: -self._ratio(label).value)
 
     @property
     def _front_remark(self) -> list[str]:
         words = (
-            f"Pareto front of step time and test {self.task.score.name}, fastest first, with differences seed by seed"
+            f"Pareto front of step time and test {self.task.score.name}, best score first, with differences seed by seed"
         )
         scores = {label: self._difference(label).value for label in self._front}
         named = [

@@ -26,7 +26,7 @@ WORDS = [
     "autograd: the baseline.",
     "backprop via chain: 1.25× slower than autograd at 1.25× the memory, accuracy +0.00 ± 2.48 (no difference seen).",
     "highway_bp k=1: 2.00× faster than autograd at 2.50× the memory, accuracy -6.00 ± 22.36 (no difference seen).",
-    "Pareto front of step time and test accuracy, fastest first, with differences seed by seed: "
+    "Pareto front of step time and test accuracy, best score first, with differences seed by seed: "
     "highway_bp k=1 (-6.00).",
 ]
 
