@@ -60,13 +60,13 @@ class SegmentedLoop:
             [kind(self.loop.name, what, memory, length, like, "any") for what in ("forward", "backward")]
             for kind in (ScanPass, NewtonPass)
         ]
-        may_cut, may_newton = (not any(each.is_paused for each in both) for both in self.passes)
-        may_cut, may_newton = may_cut and self.rule.cut is not None, may_newton and newton is not None
+        paused = [[each for each in both if each.is_paused] for both in self.passes]
+        may_cut, may_newton = self.rule.cut is not None and not paused[0], newton is not None and not paused[1]
         watch = self.known.stopwatch(self.passes[0][0], may_cut, may_newton, self._fixed_way())
         self.forward, self.backward = self.passes[watch.way.by_newton]
-        plan = self._plan(watch.way, newton)
+        plan = self._plan(watch.way, newton) if (may_newton if watch.way.by_newton else may_cut) else None
         if plan is None or plan.count < 2:
-            return self._run_uncut(watch)
+            return self._run_uncut(watch, [each for both in paused for each in both])
         found = self._run_cut(plan, watch)
         watch.forward_ended()
         return found
@@ -80,14 +80,15 @@ class SegmentedLoop:
 
     def _plan(self, way: Way, newton: NewtonRule | None) -> SegmentPlan | None:
         """Return how to run all steps at once, or ``None`` to run them one by one."""
-        if way.segments == 1 or self.forward.is_paused or self.backward.is_paused:
+        if way.segments == 1:
             return None
         if way.by_newton:
             return None if newton is None else SegmentPlan(way.segments, 0, newton)
         assert self.rule.cut is not None
-        return replace(self.rule.cut, segments=way.segments).plan(self.forward)
+        rule = replace(self.rule.cut, segments=way.segments)
+        return rule.cut(self.forward) if rule.should_cut(self.forward) else None
 
-    def _run_uncut(self, watch: Stopwatch) -> Any:
+    def _run_uncut(self, watch: Stopwatch, paused: Sequence[ScanPass]) -> Any:
         loop, compiler = self.loop, self.known.compiler(watch.way)
         if compiler is not None:
             carry, ys = run_compiled(loop, compiler)
@@ -100,7 +101,7 @@ class SegmentedLoop:
             watch.time_backward((carry, ys), first)
         else:
             carry, ys = loop.run()
-        self._when_backward((carry, ys), [p.remember for both in self.passes for p in both if p.is_paused])
+        self._when_backward((carry, ys), [each.remember for each in paused])
         return carry, ys
 
     def _when_backward(self, outputs: Any, calls: list[Callable[[], None]]) -> None:

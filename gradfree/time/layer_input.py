@@ -25,7 +25,7 @@ class LayerInput:
     module: nn.RNNBase
     given: Any
 
-    @property
+    @cached_property
     def packed(self) -> bool:
         """Whether the input is packed."""
         return isinstance(self.given, PackedSequence)
@@ -51,17 +51,17 @@ class LayerInput:
         """The number of sequences of each step if the input is packed."""
         return self.given.batch_sizes if self.packed else None
 
-    @property
+    @cached_property
     def length(self) -> int:
         """T."""
         return len(self.given.batch_sizes) if self.packed else len(self.x)
 
-    @property
+    @cached_property
     def batch(self) -> int:
         """B."""
         return self.runs[0].rows if self.packed else self.x.shape[1]
 
-    @property
+    @cached_property
     def ragged(self) -> bool:
         """Whether the input is packed and has several lengths; otherwise it has the layout of an ordinary batch."""
         return self.packed and len(self.runs) > 1
@@ -103,7 +103,7 @@ class LayerInput:
                 finals = [final.squeeze(1) for final in finals]
         return whole, tuple(finals) if len(finals) > 1 else finals[0]
 
-    @property
+    @cached_property
     def _batched(self) -> bool:
         return self.packed or self.given.dim() == 3
 
