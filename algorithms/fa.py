@@ -65,7 +65,7 @@ class FA(WeightFeedbackEngine):
             raise ValueError(f"FA: decay is for feedback='learned' or 'mirror': leave it out for {self.feedback!r}.")
 
     def feedback_weight(self, memory: Memory, path: str, weight: Tensor, fan_in: float) -> Tensor:
-        """Return B of a layer with this weight; see :class:`~gradfree.feedback.feedback_layers.FeedbackSource`."""
+        """Return B of a layer with this weight."""
         drawn = partial(self.matrix, path=path, shape=weight.shape, like=weight, fan_in=fan_in)
         if self.feedback == "random":
             return drawn(memory)

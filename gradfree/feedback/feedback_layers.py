@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from math import prod
-from typing import Any, NamedTuple, Protocol, cast
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -14,7 +14,6 @@ from torch.autograd.function import FunctionCtx
 from torch.nn.parameter import is_lazy
 
 from gradfree.chains.kinds import known_kinds
-from gradfree.chains.memory import Memory
 from gradfree.chains.refusals import problems_of_attached
 from gradfree.chains.site import Removable, Site
 from gradfree.chains.solving import Attachment
@@ -154,22 +153,10 @@ class _Feedback(NamedTuple):
             return forward_weight
         if is_dtensor(forward_weight):
             raise ChainError(f"the weight of {self.path} is spread over ranks in the backward pass. Use DDP.")
-        engine = cast("FeedbackSource", self.attachment.engine)
-        return engine.feedback_weight(self.attachment.memory, self.path, forward_weight, self.fan_in)
-
-
-class FeedbackSource(Protocol):
-    """An engine that has feedback weights."""
-
-    def feedback_weight(self, memory: Memory, path: str, weight: Tensor, fan_in: float) -> Tensor:
-        """Return B of a layer, shaped like its weight.
-
-        Args:
-            memory: of the engine on the layer.
-            path: of the layer.
-            weight: the layer's current weight.
-            fan_in: the number of inputs that each output sums, on average.
-        """
+        # A WeightFeedbackEngine: no other one takes such sites.
+        engine: Any = self.attachment.engine
+        found: Tensor = engine.feedback_weight(self.attachment.memory, self.path, forward_weight, self.fan_in)
+        return found
 
 
 class _Context(FunctionCtx):

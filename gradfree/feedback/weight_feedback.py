@@ -39,7 +39,14 @@ class WeightFeedbackEngine(RandomEngine):
 
     @abstractmethod
     def feedback_weight(self, memory: Memory, path: str, weight: Tensor, fan_in: float) -> Tensor:
-        """Return B of a layer; see :class:`~gradfree.feedback.feedback_layers.FeedbackSource`."""
+        """Return B of a layer, shaped like its weight.
+
+        Args:
+            memory: of the engine on the layer.
+            path: of the layer.
+            weight: the layer's current weight.
+            fan_in: the number of inputs that each output sums, on average.
+        """
 
 
 def learning(kept: dict[str, Tensor], rule: Callable[[str, Tensor, nn.Module, int], Tensor]) -> AfterStep:
