@@ -152,7 +152,8 @@ class Summary:
     @property
     def _front_remark(self) -> list[str]:
         words = (
-            f"Pareto front of step time and test {self.task.score.name}, best score first, with differences seed by seed"
+            f"Pareto front of step time and test {self.task.score.name}, best score first, with differences seed by "
+            "seed"
         )
         scores = {label: self._difference(label).value for label in self._front}
         named = [
