@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from itertools import chain, cycle
 from textwrap import wrap
 from typing import Any
 
@@ -19,8 +18,8 @@ COLORS = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#aa
 SHAPES = ["circle", "square", "diamond", "triangle-up", "cross", "triangle-down", "triangle-left", "triangle-right"]
 _GREY = "#888888"
 _HEIGHT = 280
-_LINE = 50
-"""Characters in a line of a chart's title."""
+_LINE = 40
+"""Characters in a line of a chart's title, which has room on a phone."""
 _MANY = 20
 """Lines with more points than this have small markers."""
 _THEME: dict[str, Any] = {
@@ -34,10 +33,18 @@ Styles = Mapping[str, tuple[str, str]]
 
 
 def styles(charts: Iterable[Chart]) -> Styles:
-    """Return a color and a shape for each label in ``charts``; no other label has the color of the first one."""
+    """Return a color and a shape for each label in ``charts``; no other label has the color of the first one.
+
+    The shapes move on by one whenever the colors begin anew, so that no two labels look the same.
+    """
     labels = dict.fromkeys(label for chart in charts for label in chart.points["label"])
-    colors, shapes = chain(COLORS, cycle(COLORS[1:])), cycle(SHAPES)
-    return dict(zip(labels, zip(colors, shapes, strict=False), strict=False))
+    rounds, others = len(SHAPES), COLORS[1:]
+    return {
+        label: (COLORS[0], SHAPES[0])
+        if not n
+        else (others[(n - 1) % len(others)], SHAPES[(n + (n - 1) // len(others)) % rounds])
+        for n, label in enumerate(labels)
+    }
 
 
 # Altair's repeated checks against Vega-Lite's schema are slow; a test does the check.
@@ -51,7 +58,8 @@ def spec(chart: Chart, styles: Styles) -> dict[str, Any]:
     title = alt.TitleParams(wrap(chart.title, _LINE), subtitle="; ".join(subtitle))
     layers = list(_layers(chart, styles, shown))
     height = alt.Step(22) if chart.y.kind == "names" else _HEIGHT
-    drawn = alt.LayerChart(layer=layers, title=title, width="container", height=height)
+    longest = max(map(len, chart.points["label"]), default=0)
+    drawn = alt.LayerChart(layer=layers, title=title, width="container", height=height, usermeta={"longest": longest})
     return drawn.configure(**_THEME).to_dict(validate=False)
 
 
@@ -107,5 +115,7 @@ def _channel(channel: Any, name: str, axis: Axis) -> Any:
     kind: Any = "log" if axis.kind == "log" else "linear"
     scale = alt.Scale(type=kind, nice=False, zero=False, padding=14)
     # No format for linear axes: it would show 95 as 1e+2.
-    drawn = alt.Axis(format="~g") if axis.kind == "log" else alt.Axis()
-    return channel(f"{name}:Q", title=axis.title, scale=scale, axis=drawn)
+    drawn, title = (
+        (alt.Axis(format="~g"), f"{axis.title}, log scale") if axis.kind == "log" else (alt.Axis(), axis.title)
+    )
+    return channel(f"{name}:Q", title=title, scale=scale, axis=drawn)

@@ -22,6 +22,8 @@ from gradfree.wording import count
 
 _PROSE = 24
 """A cell with more characters than this is text, not a figure."""
+_NAMED = 3
+"""How many differing versions or commits a warning names; all are in the last lines of the report."""
 _WIDEST = 1000
 """Width of a terminal in which every table has room."""
 _SIGNS = re.compile(r"[\\`*<|]|\[(?=[^\]]*\]\()|(?<![^\W_])_|_(?![^\W_])|&(?=#?\w+;)")
@@ -118,7 +120,9 @@ class SuiteReport:
         for name in dict.fromkeys(name for environment in environments for name in environment):
             values = Counter(environment.get(name, "unknown") for environment in environments)
             if len(values) > 1 and name != "device":
-                shares = ", ".join(f"{value} ({count(number, 'record')})" for value, number in values.items())
+                named = list(values.items())[: _NAMED if len(values) > _NAMED + 1 else None]
+                shares = ", ".join(f"{value} ({count(number, 'record')})" for value, number in named)
+                shares += f" and {len(values) - len(named)} others" if len(named) < len(values) else ""
                 yield f"The records mix environments, {name}: {shares}."
 
 

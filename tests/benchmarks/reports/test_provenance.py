@@ -22,3 +22,10 @@ def test_every_difference_except_the_device_is_a_warning():
         "The records mix environments, torch: 2.13.0 (2 records), 2.6.0 (1 record).",
         "The records mix environments, commit: 0123456 (2 records), 0123456 with uncommitted changes (1 record).",
     ]
+
+
+def test_a_warning_names_three_of_many_commits():
+    report = SuiteReport("", [], [record(commit=f"{n}" * 7) for n in range(6)])
+    assert list(report.warnings) == [
+        "The records mix environments, commit: 0000000 (1 record), 1111111 (1 record), 2222222 (1 record) and 3 others."
+    ]
