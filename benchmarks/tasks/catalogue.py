@@ -134,7 +134,7 @@ EVIDENCE = Task(
     score=Score("accuracy", "%", parity_accuracy, factor=100.0),
     learning_rate=1e-2,
     batch_size=64,
-    steps=300,
+    steps=800,
 )
 
 TASKS = (DIGITS, PYDOC, PYDOC_GRU, TINYSHAKESPEARE, WIKITEXT2, COPYING, ADDING, PARITY, DELAYED_RECALL, EVIDENCE)
