@@ -22,7 +22,7 @@ from gradfree.depth.residual import residual_factor
 from gradfree.devices.costs import batch_pays
 from gradfree.errors import SETTINGS_CHANGED, STORED_IN_ROW, ChainError
 from gradfree.rows.alike import first_line, why_no_row
-from gradfree.rows.row_chain import RowChain
+from gradfree.rows.row_chain import RowChain, entering
 from gradfree.rows.settings import Settings
 from gradfree.torchside.graph import may_write, operations, walk
 from gradfree.torchside.guards import refuse_batched, refuse_second_derivatives, saved
@@ -86,13 +86,13 @@ class _Blocks(Function):
         ctx.set_materialize_grads(False)
         (first, block), *others = chain.blocks.items()
         with torch.enable_grad():
-            given = _entered(state)
+            given = entering(state)
             out = _run(first, block, given)
         ctx.operations = operations([out], [given, *tensors[: len(tensors) // len(chain.blocks)]])
         states = [state, out.detach()]
         for path, block in others:
             states.append(_run(path, block, states[-1]).detach())
-        ctx.chain, ctx.plan, ctx.parameters, ctx.path = chain, plan, parameters, next(iter(chain.blocks))
+        ctx.chain, ctx.plan, ctx.parameters, ctx.path = chain, plan, parameters, first
         ctx.save_for_backward(*states, *tensors)
         # The model may change the state that it gets in place.
         return states[-1].clone()
@@ -111,11 +111,9 @@ class _Blocks(Function):
         paths, names = list(chain.blocks), list(tensors_of(plan.structure))
         states, tensors = found[: len(paths) + 1], found[len(paths) + 1 :]
         columns = {name: tensors[n :: len(names)] for n, name in enumerate(names)}
-        trained, given = {id(p) for p in parameters}, _entered(states[0])
-        own = {name: t.detach().requires_grad_(id(t) in trained) for name, (t, *_) in columns.items()}
-        if operations([call(plan.structure, own, given)], [given, *own.values()]) != ctx.operations:
-            raise SETTINGS_CHANGED.error(path=ctx.path)
         row = RowChain(chain, plan.structure, columns, parameters, states, ctx.needs_input_grad[3])
+        if row.operations != ctx.operations:
+            raise SETTINGS_CHANGED.error(path=ctx.path)
         solved = chain.attachment.solve(row, [*[None] * (len(paths) - 1), cotangent])
         chain.attachment.solved.update(paths)
         spare_hooks(hooks_of(p) for p, g in zip(parameters, solved.parameters, strict=True) if g is None)
@@ -128,12 +126,6 @@ def _run(path: str, block: nn.Module, given: Tensor) -> Tensor:
     if version(given) != before:
         raise ChainError(f"{path} changes its state in place. Attach with batched=False.")
     return out
-
-
-def _entered(state: Tensor) -> Tensor:
-    """Return ``state`` with a graph that begins at it, and which may be changed in place."""
-    with torch.enable_grad():
-        return state.detach().requires_grad_().view_as(state)
 
 
 class SequentialRow:
@@ -240,21 +232,21 @@ class SequentialRow:
         structure = structure_of(blocks[0], own_settings=True)
         tensors = {name: t.detach().requires_grad_(t.requires_grad) for name, t in tensors_of(blocks[0]).items()}
         # The graph is the same for every batch size, so a batch without samples shows it.
-        entered = _entered(torch.empty_like(state[:0] if state.dim() > 1 else state))
+        given = entering(torch.empty_like(state[:0] if state.dim() > 1 else state))
         try:
-            out = call(structure, tensors, entered)
+            out = call(structure, tensors, given)
         except Exception as error:  # The user's forward may raise anything for a batch without samples.
             return f"it does not run without samples ({first_line(error)})"
-        if type(out) is not Tensor or out.shape != entered.shape or out.dtype is not state.dtype:
+        if type(out) is not Tensor or out.shape != given.shape or out.dtype is not state.dtype:
             return "they change the shape or dtype of their state"
-        graph = walk([out], [cast(Any, entered.grad_fn)])
+        graph = walk([out], [cast(Any, given.grad_fn)])
         if not graph.stops:
             return "their output does not depend on their state"
         if not declared and may_write(graph.kinds):
             return "they use a custom autograd function"
         if not {id(leaf) for leaf in graph.leaves} <= set(map(id, tensors.values())):
             return "they use a tensor that needs a gradient and is not one of their parameters"
-        factor = residual_factor(out, torch.autograd.graph.get_gradient_edge(entered))
+        factor = residual_factor(out, torch.autograd.graph.get_gradient_edge(given))
         engine = self._chain.attachment.engine
         if isinstance(factor, Tensor) and engine.needs_residual and self._chain.declared is None:
             return "their residual path is not the same number in every pass"

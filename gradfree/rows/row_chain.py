@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
 
@@ -20,7 +20,7 @@ from gradfree.depth.link import Link, check_link, local_backward
 from gradfree.depth.recorder import RecordedChain
 from gradfree.depth.residual import residual_factor
 from gradfree.errors import ChainError
-from gradfree.torchside.graph import walk
+from gradfree.torchside.graph import operations, walk
 from gradfree.torchside.guards import refuse_other_values
 from gradfree.torchside.structure import call
 
@@ -67,9 +67,7 @@ class RowChain(DepthChain):
 
     def _link(self, index: int) -> Link:
         path, block = self._blocks[index]
-        given = self._states[index].detach().requires_grad_(self._initial or index > 0)
-        with torch.enable_grad():
-            given = given.view_as(given)
+        given = entering(self._states[index], self._initial or index > 0)
         out = call(self._structure, {name: column[index] for name, column in self._tensors.items()}, given)
         self._check(out.detach(), self._states[index + 1], path)
         link = Link(path, block, out, given.grad_fn, [None], self._numbers, out.grad_fn)
@@ -83,6 +81,14 @@ class RowChain(DepthChain):
             "that differs between the blocks. Attach with batched=False."
         )
         refuse_other_values(out, expected, min(1e3 * torch.finfo(out.dtype).eps, 0.1), message)
+
+    @property
+    def operations(self) -> Hashable:
+        """What the first block consists of, run again; see :func:`~gradfree.torchside.graph.operations`."""
+        given, first = entering(self._states[0]), {name: column[0] for name, column in self._tensors.items()}
+        # As they were in the forward pass: parameters may be frozen since.
+        own = {name: t.detach().requires_grad_(id(t) in self._numbers) for name, t in first.items()}
+        return operations([call(self._structure, own, given)], [given, *own.values()])
 
     def constant(self, factor: Factor) -> list[Factor]:
         """Return the factors K_i = diag(``factor``)."""
@@ -190,3 +196,9 @@ class RowChain(DepthChain):
         self._check(outs[-1], self._states[-1], where)
         self._check(outs[:-1], inputs.detach()[1:], where)
         return inputs, weights, out
+
+
+def entering(state: Tensor, needed: bool = True) -> Tensor:
+    """Return ``state`` as a block gets it: if ``needed`` with a graph that begins there, and free to be changed."""
+    with torch.enable_grad():
+        return state.detach().requires_grad_(needed).view_as(state)
