@@ -64,7 +64,8 @@ class SegmentedLoop:
         may_cut, may_newton = self.rule.cut is not None and not paused[0], newton is not None and not paused[1]
         watch = self.known.stopwatch(self.passes[0][0], may_cut, may_newton, self._fixed_way())
         self.forward, self.backward = self.passes[watch.way.by_newton]
-        plan = self._plan(watch.way, newton) if (may_newton if watch.way.by_newton else may_cut) else None
+        allowed = (may_cut, may_newton)[watch.way.by_newton]
+        plan = self._plan(watch.way, newton) if allowed else None
         if plan is None or plan.count < 2:
             return self._run_uncut(watch, [each for both in paused for each in both])
         found = self._run_cut(plan, watch)
@@ -79,11 +80,12 @@ class SegmentedLoop:
         return Way(segments) if isinstance(segments, int) else None
 
     def _plan(self, way: Way, newton: NewtonRule | None) -> SegmentPlan | None:
-        """Return how to run all steps at once, or ``None`` to run them one by one."""
+        """Return how to run all steps at once in an allowed way, or ``None`` to run them one by one."""
         if way.segments == 1:
             return None
         if way.by_newton:
-            return None if newton is None else SegmentPlan(way.segments, 0, newton)
+            assert newton is not None
+            return SegmentPlan(way.segments, 0, newton)
         assert self.rule.cut is not None
         rule = replace(self.rule.cut, segments=way.segments)
         return rule.cut(self.forward) if rule.should_cut(self.forward) else None
