@@ -112,10 +112,10 @@ def _channel(channel: Any, name: str, axis: Axis) -> Any:
     """Return the encoding of an axis, with padding for markers at its ends."""
     if axis.kind == "names":
         return channel(f"{name}:N", title=axis.title, sort=None)
-    kind: Any = "log" if axis.kind == "log" else "linear"
-    scale = alt.Scale(type=kind, nice=False, zero=False, padding=14)
+    kind: Any
     # No format for linear axes: it would show 95 as 1e+2.
-    drawn, title = (
-        (alt.Axis(format="~g"), f"{axis.title}, log scale") if axis.kind == "log" else (alt.Axis(), axis.title)
-    )
+    kind, title, drawn = "linear", axis.title, alt.Axis()
+    if axis.kind == "log":
+        kind, title, drawn = "log", f"{axis.title}, log scale", alt.Axis(format="~g")
+    scale = alt.Scale(type=kind, nice=False, zero=False, padding=14)
     return channel(f"{name}:Q", title=title, scale=scale, axis=drawn)
