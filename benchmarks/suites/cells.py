@@ -12,7 +12,12 @@ _SIZES = (
     *((1, 2048, 256), (16, 512, 128), (32, 368, 64), (1, 16384, 64)),
 )
 
-CELLS: Suite = (Timings(cells, tuple(Sequences(*size) for size in _SIZES), (), 1, "recurrences of one's own"),)
+_SEQUENCES = tuple(Sequences(*size) for size in _SIZES)
+
+CELLS: Suite = (
+    Timings(cells, _SEQUENCES, (), 1, "recurrences of one's own, one thread"),
+    Timings(cells, (_SEQUENCES[0], _SEQUENCES[5], _SEQUENCES[7]), (), 2, "recurrences of one's own, two threads"),
+)
 
 _NARROW = (
     *(("compressor", 1), ("compressor", 8), ("state variable filter", 1), ("state variable filter", 4)),

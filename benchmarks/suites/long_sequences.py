@@ -125,6 +125,7 @@ LONG_SEQUENCES: Suite = (
     _layers(_LAYERS[:6], _LAYER_ROWS, threads=2),
     _layers((RecurrentLayer("GRU", 1, 4096, 8), _LAYERS[0], _LAYERS[8]), _PARALLEL, threads=1),
     Timings(courses, (replace(TINYSHAKESPEARE_LONG, steps=40),), _ROWS, threads=1),
+    Timings(courses, (replace(TINYSHAKESPEARE_LONG, steps=40),), (BACKPROP, SHOOTING), threads=2),
     Timings(courses, (ADDING_LONG, PARITY_LONG), _EXACT[1:], threads=1),
     Timings(courses, tuple(replace(task, steps=100) for task in (MNIST_PIXELS, CIFAR10_PIXELS)), _EXACT, threads=1),
     _TEXT,

@@ -162,4 +162,5 @@ def cells(case: Timing) -> Mapping[str, Callable[[], Any]]:
         "scan": partial(CellPass, case, scan, _CHOICE),
         "scan, compiled": partial(CellPass, case, partial(scan, compile=True), _CHOICE),
     }
-    return passes | ({"jax.lax.scan, jitted": partial(jax_cell_pass, case)} if find_spec("jax") else {})
+    with_jax = case.threads == 1 and find_spec("jax")
+    return passes | ({"jax.lax.scan, jitted": partial(jax_cell_pass, case)} if with_jax else {})
