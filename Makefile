@@ -32,7 +32,7 @@ demo: $(READY)  ## Set up, and compare autograd with an engine of each family on
 
 GALLERY := $(sort $(filter-out docs/gallery/drawing.py,$(wildcard docs/gallery/*.py)))
 
-gallery: $(READY)  ## Run the eight examples of docs/gallery and draw their pictures; GRADFREE_SHORT=1 runs them small
+gallery: $(READY)  ## Run the examples of docs/gallery and draw their pictures; GRADFREE_SHORT=1 runs them small
 	@for example in $(GALLERY); do echo $$example; OMP_NUM_THREADS=1 $(BIN)/python $$example || exit 1; done
 
 # Sources are compiled once, not in every process that a test starts, whatever the environment says.

@@ -21,7 +21,9 @@ from gradfree.torchside.hooks import when_backward
 from gradfree.torchside.private import saves_elsewhere
 
 _TURN = 3
-"""How many calls a number of segments is timed for."""
+"""How many calls a way is timed for."""
+_HOPELESS = 3.0
+"""A way that takes this many times as long as another is not timed again in its turn."""
 _FIRST_WAIT, _LONGEST_WAIT = 256, 8192
 """After how many calls the fastest numbers are timed again, at first and at most."""
 _GAIN = 0.97
@@ -177,7 +179,7 @@ class Contest:
 
     def next(self, most: int) -> tuple[Way, bool]:
         """Return how the next call runs, in up to ``most`` segments, and whether it is timed."""
-        if self._queue and self._calls >= _TURN:
+        if self._queue and (self._calls >= _TURN or self._is_hopeless(self._queue[0])):
             self._queue.pop(0)
             self._calls = 0
             self._queue = self._queue or self._after_turns(most)
@@ -191,6 +193,10 @@ class Contest:
             for key in [key for key in self._marks if key[0] in self._queue]:
                 del self._marks[key]
         return self.fastest, False
+
+    def _is_hopeless(self, way: Way) -> bool:
+        times = self.times() if self._calls else {}
+        return way in times and times[way] > _HOPELESS * min(times.values())
 
     def note(self, way: Way, what: str, start: Any, end: Any) -> None:
         """Note the start and the end of a pass, "forward" or "backward"."""

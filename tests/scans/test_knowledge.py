@@ -1,0 +1,38 @@
+"""Which way a loop takes next, by the times of its calls."""
+
+import itertools
+
+import pytest
+
+from gradfree.scans.knowledge import PLAIN, Contest, Way, by_newton
+
+
+def calls(seconds, candidates=(by_newton(1000),), count=20):
+    """Return the ways of ``count`` calls, by the ``seconds`` of a pass in each way."""
+    contest, ways = Contest(candidates, None), []
+    for _ in range(count):
+        way, is_timed = contest.next(125)
+        ways.append(way)
+        if is_timed:
+            for what in ("forward", "backward"):
+                contest.note(way, what, 0.0, seconds(way))
+    return ways
+
+
+@pytest.mark.parametrize(("slower", "turns"), [(2.0, 3), (10.0, 1)])
+def test_a_way_that_is_many_times_slower_is_timed_once(slower, turns):
+    ways = calls(lambda way: slower if way == PLAIN else 1.0)
+    assert ways == [by_newton(1000)] * 3 + [PLAIN] * turns + [by_newton(1000)] * (17 - turns)
+
+
+def test_a_hopeless_first_way_ends_its_turn_when_others_are_timed_again():
+    """After 256 calls."""
+    slow = [way for way in calls(lambda way: 10.0 if way == PLAIN else 1.0, count=300) if way == PLAIN]
+    assert len(slow) == 2
+
+
+def test_numbers_of_segments_climb_to_the_fastest():
+    ways = calls(lambda way: abs(way.segments - 64) + 1.0, [Way(8)])
+    turns = [(way.segments, len(list(own))) for way, own in itertools.groupby(ways)]
+    assert turns[:5] == [(8, 3), (1, 3), (4, 3), (16, 3), (32, 3)]
+    assert ways[-1].segments == 64
