@@ -8,7 +8,7 @@ from gradfree.scans.knowledge import PLAIN, Contest, Way, by_newton
 
 
 def calls(seconds, candidates=(by_newton(1000),), count=20):
-    """Return the ways of ``count`` calls, by the ``seconds`` of a pass in each way."""
+    """Return how ``count`` calls ran, by the ``seconds`` of a pass in each way."""
     contest, ways = Contest(candidates, None), []
     for _ in range(count):
         way, is_timed = contest.next(125)
@@ -20,7 +20,7 @@ def calls(seconds, candidates=(by_newton(1000),), count=20):
 
 
 @pytest.mark.parametrize(("slower", "turns"), [(2.0, 3), (10.0, 1)])
-def test_a_way_that_is_many_times_slower_is_timed_once(slower, turns):
+def test_what_is_many_times_slower_is_timed_once(slower, turns):
     ways = calls(lambda way: slower if way == PLAIN else 1.0)
     assert ways == [by_newton(1000)] * 3 + [PLAIN] * turns + [by_newton(1000)] * (17 - turns)
 
