@@ -23,7 +23,7 @@ from gradfree.torchside.private import saves_elsewhere
 _TURN = 3
 """How many calls a way is timed for."""
 _HOPELESS = 3.0
-"""A way that takes this many times as long as another is not timed again in its turn."""
+"""What takes this many times as long as another way is not timed again in its turn."""
 _FIRST_WAIT, _LONGEST_WAIT = 256, 8192
 """After how many calls the fastest numbers are timed again, at first and at most."""
 _GAIN = 0.97
