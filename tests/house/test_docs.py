@@ -269,7 +269,7 @@ def test_the_gallery_shows_each_short_example_with_its_picture():
     page = (folder / "index.md").read_text(encoding="utf-8")
     scripts = [path for path in folder.glob("*.py") if path.stem != "drawing"]
     lengths = {path.stem: len(path.read_text(encoding="utf-8").splitlines()) for path in scripts}
-    assert len(lengths) == 8
+    assert len(lengths) >= 8
     assert {name: length for name, length in lengths.items() if length > 60} == {}
     shown = {name for name in lengths if f"]({name}.py)" in page and f"]({name}.svg)" in page}
     assert shown == {path.stem for path in folder.glob("*.svg")} == set(lengths)
