@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 import pictures
 import polars as pl
-from pictures import bars, lines
+from pictures import bars, lines, points
 
 from gradfree.benchmarks.records.records import RecordFile
 from gradfree.benchmarks.reports.report import SuiteReport
@@ -141,6 +141,9 @@ class Figures:
             rivals = declared.get("rivals", ())
             found: Any = [{**self._bar(*bar), "rival": bar[0] in rivals} for bar in declared["bars"].items()]
             return Picture(bars, (title, found, declared["baseline"]))
+        if "across" in declared:
+            found = [{"label": label, **self._point(declared, row)} for row, label in declared["rows"].items()]
+            return Picture(points, (title, found, declared["x"], declared["y"]))
         found = {label: self._line(declared, row) for row, label in declared["rows"].items()}
         return Picture(lines, (title, found, declared["x"], declared["y"], declared.get("scale", "log")))
 
@@ -152,6 +155,11 @@ class Figures:
         """Return the points of a row; with `step`, `at` is multiplied by the seconds of a step."""
         each = self.known({**declared["step"], "row": row})[0]["value"] if "step" in declared else 1.0
         return [(point["at"] * each, point["value"]) for point in self.known({**declared["where"], "row": row})]
+
+    def _point(self, declared: Declared, row: str) -> dict[str, float]:
+        """Return where a row's values of `across` and `up` meet, with the interval of the latter."""
+        x, y = (self.known({**declared["where"], "row": row, **declared[axis]})[0] for axis in ("across", "up"))
+        return {"x": x["value"], **{name: y[name] for name in ("value", "low", "high")}}
 
     def suites(self, kind: str, name: str) -> set[str]:
         """Return the suites whose records a figure, table or chart shows."""

@@ -84,6 +84,20 @@ def lines(
     )
 
 
+def points(title: str, found: Sequence[Mapping[str, Any]], x: str, y: str) -> str:
+    """Return an SVG of points, each with ``label``, ``x``, ``value`` and its interval from ``low`` to ``high``."""
+    across = alt.X("x:Q", title=x, scale=alt.Scale(domain=[0, 1], nice=False))
+    up, ends = alt.Y("value:Q", title=y, scale=alt.Scale(zero=False, padding=20)), (alt.Y("low:Q"), alt.Y2("high:Q"))
+    each = alt.Chart(pl.DataFrame(found)).encode(x=across)
+    return _drawn(
+        title,
+        each.mark_rule(color=_GREY, strokeWidth=1.5).encode(y=ends[0], y2=ends[1]),
+        each.mark_point(filled=True, size=70, color=COLORS[0], opacity=1).encode(y=up),
+        each.mark_text(align="left", dx=8, dy=-8, fontSize=14, color=_INK).encode(y=up, text="label:N"),
+        height=330,
+    )
+
+
 def _drawn(title: str, *layers: alt.Chart, height: int) -> str:
     heading = alt.TitleParams(wrap(title, _TITLE), anchor="start", frame="bounds", color=_INK, fontSize=16, offset=14)
     drawn = (

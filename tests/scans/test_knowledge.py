@@ -6,10 +6,12 @@ import pytest
 
 from gradfree.scans.knowledge import PLAIN, Contest, Way, by_newton
 
+NEWTON = by_newton(1000)
 
-def calls(seconds, candidates=(by_newton(1000),), count=20):
+
+def calls(seconds, first=NEWTON, count=20):
     """Return how ``count`` calls ran, by the ``seconds`` of a pass in each way."""
-    contest, ways = Contest(candidates, None), []
+    contest, ways = Contest([first], None), []
     for _ in range(count):
         way, is_timed = contest.next(125)
         ways.append(way)
@@ -22,7 +24,7 @@ def calls(seconds, candidates=(by_newton(1000),), count=20):
 @pytest.mark.parametrize(("slower", "turns"), [(2.0, 3), (10.0, 1)])
 def test_what_is_many_times_slower_is_timed_once(slower, turns):
     ways = calls(lambda way: slower if way == PLAIN else 1.0)
-    assert ways == [by_newton(1000)] * 3 + [PLAIN] * turns + [by_newton(1000)] * (17 - turns)
+    assert ways == [NEWTON] * 3 + [PLAIN] * turns + [NEWTON] * (17 - turns)
 
 
 def test_a_hopeless_first_way_ends_its_turn_when_others_are_timed_again():
@@ -32,7 +34,7 @@ def test_a_hopeless_first_way_ends_its_turn_when_others_are_timed_again():
 
 
 def test_numbers_of_segments_climb_to_the_fastest():
-    ways = calls(lambda way: abs(way.segments - 64) + 1.0, [Way(8)])
+    ways = calls(lambda way: abs(way.segments - 64) + 1.0, Way(8))
     turns = [(way.segments, len(list(own))) for way, own in itertools.groupby(ways)]
     assert turns[:5] == [(8, 3), (1, 3), (4, 3), (16, 3), (32, 3)]
     assert ways[-1].segments == 64
