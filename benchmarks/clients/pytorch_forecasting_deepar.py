@@ -15,7 +15,6 @@ from pytorch_forecasting import DeepAR, TimeSeriesDataSet
 import gradfree.lightning  # noqa: F401  Registers the strategies.
 
 LENGTH = 1500
-_SHORT = {"max_encoder_length": 300, "min_encoder_length": 75}
 CASES = (
     Case("DeepAR, 2 layers GRU, 64 units, 1500 steps, batches of 4", 'strategy="shooting"', 15, {"cell": "GRU"}),
     Case("DeepAR, 2 layers LSTM, 64 units, 1500 steps, batches of 4", 'strategy="shooting"', 200, {"cell": "LSTM"}),
@@ -24,9 +23,15 @@ CASES = (
             f"DeepAR, 2 layers {cell}, 64 units, 40 series of 100 to 312 steps, batches of 32",
             'strategy="shooting"',
             30,
-            {"cell": cell, "several": True},
+            {"cell": cell, "longest": 300},
         )
         for cell in ("GRU", "LSTM")
+    ),
+    Case(
+        "DeepAR, 2 layers LSTM, 64 units, 40 series in windows of 25 to 112 steps, batches of 32",
+        'strategy="shooting"',
+        60,
+        {"cell": "LSTM", "longest": 100},
     ),
 )
 
@@ -47,20 +52,20 @@ def several_series() -> pd.DataFrame:
     return pd.concat(series, ignore_index=True)
 
 
-def prepare(with_line: bool, steps: int, cell: str, several: bool = False) -> Training:
-    """Return a function that trains on noisy sines."""
-    windows: dict[str, Any] = _SHORT if several else {"max_encoder_length": LENGTH}
+def prepare(with_line: bool, steps: int, cell: str, longest: int | None = None) -> Training:
+    """Return a function that trains on noisy sines, with ``longest`` on encoders of up to that many steps."""
     data = TimeSeriesDataSet(
-        several_series() if several else one_series(steps),
+        one_series(steps) if longest is None else several_series(),
         time_idx="step",
         target="y",
         group_ids=["series"],
         max_prediction_length=12,
         time_varying_unknown_reals=["y"],
-        **windows,
+        max_encoder_length=longest or LENGTH,
+        min_encoder_length=LENGTH if longest is None else longest // 4,
     )
     model = DeepAR.from_dataset(data, cell_type=cell, hidden_size=64, rnn_layers=2, dropout=0.0)
-    loader = data.to_dataloader(train=True, batch_size=32 if several else 4, num_workers=0)
+    loader = data.to_dataloader(train=True, batch_size=4 if longest is None else 32, num_workers=0)
     trainer = lightning.Trainer(
         accelerator="cpu",
         max_steps=steps,
