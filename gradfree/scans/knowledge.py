@@ -23,7 +23,7 @@ from gradfree.torchside.private import saves_elsewhere
 _TURN = 3
 """How many calls a way is timed for."""
 _HOPELESS = 3.0
-"""What takes this many times as long as another way is not timed again in its turn."""
+"""If the first call of a turn takes this many times as long as another way, the turn ends."""
 _FIRST_WAIT, _LONGEST_WAIT = 256, 8192
 """After how many calls the fastest numbers are timed again, at first and at most."""
 _GAIN = 0.97
@@ -195,7 +195,8 @@ class Contest:
         return self.fastest, False
 
     def _is_hopeless(self, way: Way) -> bool:
-        times = self.times() if self._calls else {}
+        """Return whether the first call of a turn took much longer than those of another way."""
+        times = self.times() if self._calls == 1 else {}
         return way in times and times[way] > _HOPELESS * min(times.values())
 
     def note(self, way: Way, what: str, start: Any, end: Any) -> None:
