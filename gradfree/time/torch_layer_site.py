@@ -197,14 +197,16 @@ class RecurrentRecorder:
 
     def _evaluates(self, input: Any) -> bool:
         """Return whether the engine may be faster than torch without gradients."""
-        engine = self.attachment.engine
+        engine, packed = self.attachment.engine, isinstance(input, PackedSequence)
+        if not packed and input.dim() not in (2, 3):
+            return False
+        # First, as single steps are the most frequent calls.
+        along = int(self.module.batch_first and not packed and input.dim() == 3)
+        if (len(input.batch_sizes) if packed else input.shape[along]) < SHORTEST_EVALUATED:
+            return False
         if not engine.evaluates or is_traced() or transforms_active() or other_pass() is not None:
             return False
-        if isinstance(input, PackedSequence):
-            return len(input.batch_sizes) >= SHORTEST_EVALUATED
-        if not engine.forwards or input.dim() not in (2, 3) or (input.shape, input.dtype) == self._left:
-            return False
-        return bool(input.shape[int(self.module.batch_first and input.dim() == 3)] >= SHORTEST_EVALUATED)
+        return packed or bool(engine.forwards and (input.shape, input.dtype) != self._left)
 
     def _layout(self, given: LayerInput) -> Layout:
         at, module = self.attachment, self.module
