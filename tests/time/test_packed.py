@@ -66,7 +66,7 @@ def test_runs_of_batch_sizes():
 def test_an_lstm_runs_in_runs_in_training_and_evaluation(engine):
     """With torch's dropout masks, its parameters' gradients, and a report of what ran."""
     layer = nn.LSTM(3, 16, 2, bidirectional=True, dropout=0.5).float()
-    given = packed(90, 30, 90, 31, dtype=torch.float32)
+    given = packed(300, 100, 300, 101, dtype=torch.float32)
     state = [torch.randn(4, 4, 16, dtype=torch.float32, requires_grad=True) for _ in range(2)]
     torch.manual_seed(1)
     expected = everything(layer, given, *state)
