@@ -195,8 +195,11 @@ class Contest:
         return self.fastest, False
 
     def _is_hopeless(self, way: Way) -> bool:
-        """Return whether the first call of a turn took much longer than those of another way."""
-        times = self.times() if self._calls == 1 else {}
+        """Return whether the first call of a turn took much longer than those of another way.
+
+        That of a compiled way says nothing: it compiles.
+        """
+        times = self.times() if self._calls == 1 and not way.is_compiled else {}
         return way in times and times[way] > _HOPELESS * min(times.values())
 
     def note(self, way: Way, what: str, start: Any, end: Any) -> None:

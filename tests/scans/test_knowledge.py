@@ -38,3 +38,16 @@ def test_numbers_of_segments_climb_to_the_fastest():
     turns = [(way.segments, len(list(own))) for way, own in itertools.groupby(ways)]
     assert turns[:5] == [(8, 3), (1, 3), (4, 3), (16, 3), (32, 3)]
     assert ways[-1].segments == 64
+
+
+def test_the_time_of_compiling_does_not_count():
+    contest = Contest([NEWTON], 1000)
+    seen = set()
+    for _ in range(20):
+        way, is_timed = contest.next(125)
+        seconds = 1.0 if not way.is_compiled else 0.5 if way in seen else 100.0
+        seen.add(way)
+        if is_timed:
+            for what in ("forward", "backward"):
+                contest.note(way, what, 0.0, seconds if way != PLAIN else 2.0)
+    assert contest.fastest == NEWTON._replace(is_compiled=True)
