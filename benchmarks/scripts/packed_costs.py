@@ -1,8 +1,8 @@
 """Measure layers on packed sequences and print the coefficients of ``gradfree/devices/packed_costs.py``.
 
 ``python benchmarks/scripts/packed_costs.py --seconds 240``, on an idle machine, in one thread. Layers of random sizes
-run whole, in runs and as a grid, side by side. With ``--check`` it lists, of 90 layers, those that ``shooting`` makes
-slower than torch by more than 5 %.
+run whole, in runs and as a grid, side by side. Lengths are new in each pass: oneDNN prepares a kernel for each new
+shape. With ``--check`` it lists, of 180 passes, those that ``shooting`` makes slower than torch's by more than 5 %.
 """
 
 from __future__ import annotations
@@ -36,66 +36,80 @@ _LENGTHS: dict[str, Callable[[int, int], Tensor]] = {
     "equal": lambda batch, steps: torch.full((batch,), steps),
     "uniform": lambda batch, steps: torch.randint(max(1, steps // 4), steps + 1, (batch,)),
     "log-normal": lambda batch, steps: (torch.randn(batch).mul(0.6).exp() * steps / 3).round().clamp(1, steps).long(),
-    "all different": lambda batch, steps: torch.linspace(1, steps, batch).round().long(),
+    "all different": lambda batch, steps: torch.randperm(max(steps, batch))[:batch] % steps + 1,
 }
+_LAYOUTS: tuple[Layout, ...] = ("whole", "runs", "grid")
 _SEVERAL = ("uniform", "log-normal", "all different")
 _LARGEST = 2e9
 """The most multiplications of a layer with its padding: a larger one takes too long."""
-_CHECKED, _TOO_SLOW, _LONGEST = 90, 1.05, 5e8
-"""How many layers are checked; the largest ratio; the most elements that torch may fill in one backward pass."""
+_CHECKED, _TOO_SLOW, _LONGEST = 180, 1.05, 5e8
+"""How many passes are checked; the largest ratio; the most elements that torch may fill in one backward pass."""
 
 
 class Sample(NamedTuple):
-    """One layer: its kind, whether both passes ran, its sizes, and microseconds by layout."""
+    """One layer: its kind, whether both passes ran, its mean sizes, and microseconds by layout."""
 
     kind: str
     trains: bool
-    runs: int
+    runs: float
     steps: int
-    rows: int
+    rows: float
     batch: int
     units: int
     inputs: int
     times: dict[Layout, float]
 
 
-def lengths(batch: int, steps: int, drawn: str) -> Tensor:
-    """Return lengths of sequences, the longest ``steps``."""
-    found = _LENGTHS[drawn](batch, steps)
-    found[0] = steps
-    return found
+class Batch(NamedTuple):
+    """Packed sequences, and the cotangent of a layer's output."""
+
+    packed: PackedSequence
+    cotangent: Tensor
+
+    @classmethod
+    def draw(cls, batch: int, steps: int, drawn: str, inputs: int, units: int) -> Batch:
+        """Return sequences with new lengths, the longest ``steps``."""
+        found = _LENGTHS[drawn](batch, steps)
+        found[0] = steps
+        packed = pack_padded_sequence(torch.randn(steps, batch, inputs), found, enforce_sorted=False)
+        packed = packed._replace(data=packed.data.requires_grad_())
+        return cls(packed, torch.randn(len(packed.data), units))
 
 
-def times(passes: Mapping[Layout, Callable[[], object]]) -> dict[Layout, float]:
-    """Return the median microseconds of each pass, in turns."""
+Pass = Callable[[Batch], object]
+
+
+def times(passes: Mapping[Layout, Pass], draw: Callable[[], Batch]) -> dict[Layout, float]:
+    """Return the median microseconds of each pass, in turns on the same sequences, which are new in each round."""
     found = defaultdict(list)
-    for run in passes.values():
-        run()
-    end, rounds = time.perf_counter() + 0.03 * len(passes), 0
-    while rounds < 3 or (time.perf_counter() < end and rounds < 50):
-        rounds += 1
+    seconds = 0.0
+    while len(found["whole"]) < 4 or (seconds < 0.03 * len(passes) and len(found["whole"]) < 50):
+        batch = draw()
         for layout, run in passes.items():
             start = time.perf_counter()
-            run()
+            run(batch)
             found[layout].append(time.perf_counter() - start)
-    return {layout: 1e6 * statistics.median(each) for layout, each in found.items()}
+            seconds += found[layout][-1]
+    # The first round warms up.
+    return {layout: 1e6 * statistics.median(each[1:]) for layout, each in found.items()}
 
 
-def in_layout(layout: Layout, run: Callable[[], object]) -> object:
+def in_layout(layout: Layout, run: Pass, batch: Batch) -> object:
     """Run an attached layer with the given layout in place of the chosen one."""
     with patch("gradfree.time.torch_layer_site.packed_layout", lambda *_, **__: layout):
-        return run()
+        return run(batch)
 
 
-def both_passes(module: nn.RNNBase, packed: PackedSequence, cotangent: Tensor) -> object:
+def both_passes(module: nn.RNNBase, batch: Batch) -> object:
     """Run both passes."""
-    return torch.autograd.grad(module(packed)[0].data, [packed.data, *module.parameters()], cotangent)
+    data = batch.packed.data
+    return torch.autograd.grad(module(batch.packed)[0].data, [data, *module.parameters()], batch.cotangent)
 
 
-def evaluate(module: nn.RNNBase, packed: PackedSequence) -> object:
+def evaluate(module: nn.RNNBase, batch: Batch) -> object:
     """Run the forward pass alone."""
     with torch.no_grad():
-        return module(packed)
+        return module(batch.packed)
 
 
 def samples(seconds: float) -> Iterator[Sample]:
@@ -104,25 +118,19 @@ def samples(seconds: float) -> Iterator[Sample]:
     while time.perf_counter() < end:
         module, units = random.choice(_MODULES), random.choice([8, 16, 32, 64, 128, 256, 512])
         inputs, batch = random.choice([16, 64, units]), random.choice([2, 4, 8, 16, 32, 64, 128, 256])
-        steps = random.choice([5, 10, 20, 30, 50, 70, 100, 200, 400])
+        steps = random.choice([20, 30, 50, 70, 100, 200, 400])
         if steps * batch * units * (units + inputs) > _LARGEST or steps * units**2 * steps * batch > 5e11:
             continue
-        packed = pack_padded_sequence(
-            torch.randn(steps, batch, inputs), lengths(batch, steps, random.choice(_SEVERAL)), enforce_sorted=False
-        )
-        packed = packed._replace(data=packed.data.requires_grad_())
-        runs = runs_of(packed.batch_sizes)
-        if len(runs) == 1:
-            continue
+        draw = partial(Batch.draw, batch, steps, random.choice(_SEVERAL), inputs, units)
+        drawn = [draw().packed.batch_sizes for _ in range(10)]
+        runs = statistics.mean(len(runs_of(each)) for each in drawn)
+        rows = statistics.mean(int(each.sum()) for each in drawn)
         layer = module(inputs, units)
         create_engine("shooting", segments=1).attach(layer)
-        size = len(runs), steps, len(packed.data), batch, units, inputs
-        name = layer.mode.partition("_")[0]
-        train = partial(both_passes, layer, packed, torch.randn(len(packed.data), units))
-        ways: tuple[Layout, ...] = ("whole", "runs", "grid")
-        yield Sample(name, True, *size, times({way: partial(in_layout, way, train) for way in ways}))
-        test = partial(evaluate, layer, packed)
-        yield Sample(name, False, *size, times({way: partial(in_layout, way, test) for way in ways[:2]}))
+        for trains, run, ways in ((True, both_passes, _LAYOUTS), (False, evaluate, _LAYOUTS[:2])):
+            passes: dict[Layout, Pass] = {way: partial(in_layout, way, partial(run, layer)) for way in ways}
+            kind = layer.mode.partition("_")[0]
+            yield Sample(kind, trains, runs, steps, rows, batch, units, inputs, times(passes, draw))
 
 
 def slower(seconds: float) -> Iterator[str]:
@@ -132,31 +140,30 @@ def slower(seconds: float) -> Iterator[str]:
     grid = list(product((1, 4, 16, 64, 256), (5, 30, 100, 400, 2000), (8, 32, 128, 512), _MODULES[:2], _LENGTHS))
     random.shuffle(grid)
     for batch, steps, units, module, drawn in grid:
-        given = lengths(batch, steps, drawn)
-        if len(ratios) == _CHECKED or time.perf_counter() > end or steps * given.sum() * units > _LONGEST:
+        draw = partial(Batch.draw, batch, steps, drawn, 32, units)
+        rows = len(draw().packed.data)
+        if len(ratios) == _CHECKED or time.perf_counter() > end or steps * rows * units > _LONGEST:
             continue
-        packed = pack_padded_sequence(torch.randn(steps, batch, 32), given, enforce_sorted=False)
-        packed = packed._replace(data=packed.data.requires_grad_())
-        plain, cotangent = module(32, units), torch.randn(len(packed.data), units)
+        plain = module(32, units)
         attached = deepcopy(plain)
         create_engine("shooting").attach(attached)
-        layers: dict[Layout, nn.RNNBase] = {"whole": plain, "runs": attached}
-        passes = {layout: partial(both_passes, layer, packed, cotangent) for layout, layer in layers.items()}
-        ratio = beside(passes)
-        # Once more: it may have been a disturbance.
-        ratios.append(ratio if ratio <= _TOO_SLOW else min(ratio, beside(passes)))
-        if ratios[-1] > _TOO_SLOW:
-            yield f"{plain.mode} ({batch}, {steps}, {units}), {drawn}: {ratios[-1]:.2f}"
-    yield f"{len(ratios)} layers: at most {max(ratios):.2f} of torch's time, the median {statistics.median(ratios):.2f}"
+        for name, run in (("training", both_passes), ("evaluation", evaluate)):
+            passes: dict[Layout, Pass] = {"whole": partial(run, plain), "runs": partial(run, attached)}
+            ratio = beside(passes, draw)
+            # Once more: it may have been a disturbance.
+            ratios.append(ratio if ratio <= _TOO_SLOW else min(ratio, beside(passes, draw)))
+            if ratios[-1] > _TOO_SLOW:
+                yield f"{plain.mode} ({batch}, {steps}, {units}), {drawn}, {name}: {ratios[-1]:.2f}"
+    yield f"{len(ratios)} passes: at most {max(ratios):.2f} of torch's time, the median {statistics.median(ratios):.2f}"
 
 
-def beside(passes: Mapping[Layout, Callable[[], object]]) -> float:
+def beside(passes: Mapping[Layout, Pass], draw: Callable[[], Batch]) -> float:
     """Return the time with an engine as a multiple of torch's."""
-    found = times(passes)
+    found = times(passes, draw)
     return found["runs"] / found["whole"]
 
 
-def sizes(sample: Sample, layout: Layout) -> tuple[int, int, int, int, int]:
+def sizes(sample: Sample, layout: Layout) -> tuple[float, int, float, int, int]:
     """Return the arguments of :meth:`Coefficients.time`."""
     calls = sample.runs if layout == "runs" else 1
     rows = sample.steps * sample.batch if layout == "grid" else sample.rows

@@ -7,15 +7,14 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from time import perf_counter
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils.rnn import pack_padded_sequence
+from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence
 
 from gradfree.benchmarks.records.case import Row
-from gradfree.benchmarks.timing.side_by_side import PASSES
+from gradfree.benchmarks.timing.side_by_side import PASSES, now
 from gradfree.benchmarks.timing.timed import Timing, timed
 
 PACKED, PADDED = "packed", "padded"
@@ -73,50 +72,55 @@ class PackedLayer:
 
 
 class PackedPass:
-    """A forward and backward pass of a layer on packed sequences, or on the same ones padded."""
+    """A forward and backward pass of a layer on packed sequences, or on the same ones padded.
+
+    The lengths are new in each pass, as they are in training: oneDNN prepares a kernel for each new shape. The passes
+    of the same number have the same sequences in all rows.
+    """
 
     def __init__(self, case: Timing, row: Row | None = None, padded: bool = False, trains: bool = True):
-        torch.manual_seed(case.seed)
         layer: PackedLayer = case.item
-        lengths = _LENGTHS[layer.lengths](layer.batch, layer.steps)
-        lengths[0] = layer.steps
+        self.case, self.layer, self.padded, self.trains, self.passes = case, layer, padded, trains, 0
+        torch.manual_seed(case.seed)
         self.module = _MODULES[layer.cell](_INPUTS, layer.units, bidirectional=layer.both).to(case.device)
-        x = torch.randn(layer.steps, layer.batch, _INPUTS, device=case.device)
-        packed = pack_padded_sequence(x, lengths, enforce_sorted=False)
-        self.input: Any = x if padded else packed
-        rows = x.shape[:2] if padded else packed.data.shape[:1]
-        self.cotangent = torch.randn(*rows, layer.units * (2 if layer.both else 1), device=case.device)
-        self.trains = trains
         if row is not None:
             row.create_engine().attach(self.module, [""])
 
-    def __call__(self) -> None:
-        """Run both passes, or the forward pass alone."""
+    def __call__(self) -> float:
+        """Run both passes, or the forward pass alone, on new sequences; return the seconds."""
+        given, cotangent = self._sequences()
+        device = self.case.device
+        start = now(device)
         with torch.set_grad_enabled(self.trains):
-            out = self.module(self.input)[0]
+            out = self.module(given)[0]
         if self.trains:
-            (out if isinstance(out, Tensor) else out.data).backward(self.cotangent)
-            self.module.zero_grad()
+            (out if isinstance(out, Tensor) else out.data).backward(cotangent)
+        seconds = now(device) - start
+        self.module.zero_grad()
+        return seconds
 
-
-class SelfTimedPass(PackedPass):
-    """A pass that returns its seconds, so that it is not run twice more before each of its turns."""
-
-    def __call__(self) -> float:  # type: ignore[override]
-        """Run both passes."""
-        start = perf_counter()
-        super().__call__()
-        return perf_counter() - start
+    def _sequences(self) -> tuple[Tensor | PackedSequence, Tensor]:
+        """Return the next input, and the cotangent of its output."""
+        torch.manual_seed(self.case.seed + self.passes)
+        self.passes += 1
+        layer, device = self.layer, self.case.device
+        lengths = _LENGTHS[layer.lengths](layer.batch, layer.steps)
+        lengths[0] = layer.steps
+        x = torch.randn(layer.steps, layer.batch, _INPUTS, device=device)
+        packed = pack_padded_sequence(x, lengths, enforce_sorted=False)
+        rows = x.shape[:2] if self.padded else packed.data.shape[:1]
+        cotangent = torch.randn(*rows, layer.units * (2 if layer.both else 1), device=device)
+        return x if self.padded else packed, cotangent
 
 
 _OPTIONS: dict[str, Any] = {
     "subject": "layer",
-    "rounds": 3,
+    "rounds": 7,
     "runs": 1,
     "names": {"layer": "setting"},
     "across": "row",
 }
-_SIZES = "Sizes: sequences, steps of the longest, units."
+_SIZES = "Sizes: sequences, steps of the longest, units. The lengths of the others are new in each pass."
 
 
 @timed(
@@ -128,7 +132,7 @@ _SIZES = "Sizes: sequences, steps of the longest, units."
 )
 def packed_layers(case: Timing) -> Mapping[str, Callable[[], PackedPass]]:
     """Return, by label, functions that build the passes: packed and padded without an engine, packed with each."""
-    make = partial(SelfTimedPass if case.more.get("self_timed") else PackedPass, case)
+    make = partial(PackedPass, case)
     return {PACKED: make, PADDED: partial(make, padded=True)} | {row.label: partial(make, row) for row in case.rows}
 
 
