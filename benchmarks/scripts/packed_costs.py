@@ -28,7 +28,7 @@ from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence
 
 from gradfree import create_engine
 from gradfree.devices import packed_costs
-from gradfree.devices.packed_costs import Coefficients, Layout
+from gradfree.devices.packed_costs import Coefficients, Layout, in_calls
 from gradfree.time.runs import runs_of
 
 _MODULES: tuple[Callable[[int, int], nn.RNNBase], ...] = (nn.LSTM, nn.GRU, nn.RNN)
@@ -47,11 +47,15 @@ _CHECKED, _TOO_SLOW, _LONGEST = 180, 1.05, 5e8
 
 
 class Sample(NamedTuple):
-    """One layer: its kind, whether both passes ran, its mean sizes, and microseconds by layout."""
+    """One layer: its kind, whether both passes ran, its mean sizes, and microseconds by layout.
+
+    ``calls`` and ``padded`` are the numbers of calls in runs, and of their rows with padding.
+    """
 
     kind: str
     trains: bool
-    runs: float
+    calls: float
+    padded: float
     steps: int
     rows: float
     batch: int
@@ -81,7 +85,7 @@ Pass = Callable[[Batch], object]
 
 def times(passes: Mapping[Layout, Pass], draw: Callable[[], Batch]) -> dict[Layout, float]:
     """Return the median microseconds of each pass, in turns on the same sequences, which are new in each round."""
-    found = defaultdict(list)
+    found: dict[Layout, list[float]] = defaultdict(list)
     seconds = 0.0
     while len(found["whole"]) < 4 or (seconds < 0.03 * len(passes) and len(found["whole"]) < 50):
         batch = draw()
@@ -123,14 +127,18 @@ def samples(seconds: float) -> Iterator[Sample]:
             continue
         draw = partial(Batch.draw, batch, steps, random.choice(_SEVERAL), inputs, units)
         drawn = [draw().packed.batch_sizes for _ in range(10)]
-        runs = statistics.mean(len(runs_of(each)) for each in drawn)
         rows = statistics.mean(int(each.sum()) for each in drawn)
         layer = module(inputs, units)
         create_engine("shooting", segments=1).attach(layer)
         for trains, run, ways in ((True, both_passes, _LAYOUTS), (False, evaluate, _LAYOUTS[:2])):
             passes: dict[Layout, Pass] = {way: partial(in_layout, way, partial(run, layer)) for way in ways}
             kind = layer.mode.partition("_")[0]
-            yield Sample(kind, trains, runs, steps, rows, batch, units, inputs, times(passes, draw))
+            calls = [in_calls(layer.mode, runs_of(sizes), torch.empty(batch, units), inputs, trains) for sizes in drawn]
+            padded = statistics.mean(
+                sum(sum(run.steps for run in call) * call[0].rows for call in each) for each in calls
+            )
+            count = statistics.mean(map(len, calls))
+            yield Sample(kind, trains, count, padded, steps, rows, batch, units, inputs, times(passes, draw))
 
 
 def slower(seconds: float) -> Iterator[str]:
@@ -165,8 +173,8 @@ def beside(passes: Mapping[Layout, Pass], draw: Callable[[], Batch]) -> float:
 
 def sizes(sample: Sample, layout: Layout) -> tuple[float, int, float, int, int]:
     """Return the arguments of :meth:`Coefficients.time`."""
-    calls = sample.runs if layout == "runs" else 1
-    rows = sample.steps * sample.batch if layout == "grid" else sample.rows
+    calls = sample.calls if layout == "runs" else 1
+    rows = {"whole": sample.rows, "runs": sample.padded}.get(layout, sample.steps * sample.batch)
     return calls, sample.steps, rows, sample.units, sample.inputs
 
 

@@ -3,28 +3,31 @@
 Each time is linear in the layer's sizes. The coefficients were fitted to measurements on one CPU thread, with float32:
 they predict 80 % of 250 layers to within 25 %. ``benchmarks/scripts/packed_costs.py`` measures and prints them. One
 part is not linear: oneDNN prepares a kernel for each new shape of an LSTM, and forgets the oldest of some hundred. What
-a call in runs costs for this reason was set by hand, so that on two CPUs few of 370 layers are slower than torch's.
+a call in runs costs for this reason was set by hand, so that on a second CPU none of 134 layers is slower than torch's
+in training, and two are in evaluation.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, TypeVar
 
 from torch import Tensor
 
 from gradfree.devices.costs import SHORTEST, runs_onednn
 
+RunT = TypeVar("RunT", bound=tuple[int, int])
 Layout = Literal["batch", "whole", "runs", "grid"]
 """How sequences run.
 
 "batch": they have one length. Packed sequences of several lengths run "whole", as torch takes them; in "runs", where
-steps with the same batch size are one batch; or as a "grid", padded to one length, in the closed form of ``backprop``.
+steps with about the same batch size are one batch; or as a "grid", padded to one length, in the closed form of
+``backprop``.
 """
 
 # Another layout must be expected to take at most this part of the time of "whole", in training and in evaluation: the
 # fit is that coarse, and has more to lose than to gain where a pass is short.
-_CLEARLY = {True: 0.9, False: 0.6}
+_CLEARLY = {True: 0.9, False: 0.7}
 
 
 class Coefficients(NamedTuple):
@@ -65,7 +68,6 @@ _TRAINING: dict[str, dict[str, Coefficients]] = {
     "LSTM": {
         "whole": Coefficients(260, 140, 0.031, 0.00031, 0, 0.0023, 0.001),
         "runs": Coefficients(800, 16, 0.013, 0.00024, 0.0085, 2.4e-05),
-        "grid": Coefficients(1000, 39, 0.061, 0.00029, 0.0052, 0.00075),
     },
     "GRU": {
         "whole": Coefficients(320, 130, 0.019, 0.0002, 0, 0.0017, 0.001),
@@ -101,42 +103,50 @@ def packed_layout(kind: str, runs: Sequence[tuple[int, int]], like: Tensor, inpu
         trains: whether both passes run, or the forward pass alone.
     """
     steps, rows = _totals(runs)
-    name = _row_of(kind, like)
-    of = (_TRAINING if trains else _EVALUATION).get(name, {})
+    of = _costs(kind, like, trains)
     if like.device.type != "cpu" or steps < SHORTEST or not of:
         return "whole"
-    sizes = steps, rows, like.shape[1], inputs
+    sizes = like.shape[1], inputs
     clearly = _CLEARLY[trains]
-    times: dict[Layout, float] = {"whole": clearly * of["whole"].time(1, *sizes)}
-    times["runs"] = of["runs"].time(len(runs), *sizes)
+    times: dict[Layout, float] = {"whole": clearly * of["whole"].time(1, steps, rows, *sizes)}
+    calls = in_calls(kind, runs, like, inputs, trains)
+    padded = sum(_totals(call)[0] * call[0][1] for call in calls)
+    times["runs"] = of["runs"].time(len(calls), steps, padded, *sizes)
     if "grid" in of:
         # Long runs may also be solved in closed form, and in segments, which the grid's forward pass cannot.
-        if name != "LSTM":
-            times["runs"] = min(times["runs"], of["grid"].time(len(runs), *sizes))
-        times["grid"] = of["grid"].time(1, steps, steps * runs[0][1], *sizes[2:]) / clearly
+        times["runs"] = min(times["runs"], of["grid"].time(len(runs), steps, rows, *sizes))
+        times["grid"] = of["grid"].time(1, steps, steps * runs[0][1], *sizes) / clearly
     return min(times, key=times.__getitem__)
 
 
-def runs_beat_batches(
-    kind: str, runs: Sequence[tuple[int, int]], batches: Sequence[Sequence[int]], like: Tensor, units: int
-) -> bool:
-    """Return whether pieces of sequences run faster in runs than in padded batches, on a CPU.
+def in_calls(kind: str, runs: Sequence[RunT], like: Tensor, inputs: int, trains: bool) -> list[list[RunT]]:
+    """Return which neighbouring runs are one call, with padding: those for which it costs less than a call.
+
+    That is so for oneDNN's LSTM alone. For others a call costs as much as a few steps.
 
     Args:
-        kind: the torch cell.
-        runs: as in :func:`packed_layout`, of all pieces together.
-        batches: the number of steps and of rows of each batch.
-        like: an input, (B, I); not read.
-        units: H.
+        kind: as in :func:`packed_layout`, like the others.
+        runs: as in :func:`packed_layout`.
+        like: as in :func:`packed_layout`.
+        inputs: I.
+        trains: as in :func:`packed_layout`.
     """
-    name = _row_of(kind, like)
-    # For other cells than oneDNN's LSTM a call costs as much as a few steps, so that padding is never worth it.
-    if name != "LSTM":
-        return True
-    in_runs, in_batches = (
-        _TRAINING[name]["runs"].time(len(calls), *_totals(calls), units, like.shape[1]) for calls in (runs, batches)
-    )
-    return in_runs < in_batches
+    if like.device.type != "cpu" or _row_of(kind, like) != "LSTM":
+        return [[run] for run in runs]
+    costs, sizes = _costs(kind, like, trains)["runs"], (like.shape[1], inputs)
+    call, row = costs.time(1, 0, 0, *sizes), costs.time(0, 0, 1, *sizes)
+    calls: list[list[RunT]] = []
+    for run in runs:
+        steps, rows = run
+        if calls and steps * (calls[-1][0][1] - rows) * row < call:
+            calls[-1].append(run)
+        else:
+            calls.append([run])
+    return calls
+
+
+def _costs(kind: str, like: Tensor, trains: bool) -> dict[str, Coefficients]:
+    return (_TRAINING if trains else _EVALUATION).get(_row_of(kind, like), {})
 
 
 def _totals(calls: Sequence[Sequence[int]]) -> tuple[int, int]:

@@ -11,16 +11,13 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.utils.rnn import PackedSequence
 
-from gradfree.devices.packed_costs import runs_beat_batches
+from gradfree.devices.packed_costs import in_calls
 from gradfree.errors import ChainError
 from gradfree.resets.pieces import PieceBatch, Pieces, final_states, in_sequence_order
 from gradfree.time.cell_layer import CellLayer, has_hooks, state_problems
 from gradfree.time.forward import Recurrence, run_kernel
-from gradfree.time.runs import run_forwards, runs_of
+from gradfree.time.runs import keeping_c, run_forwards, runs_of
 from gradfree.time.torch_layer_site import RecurrentRecorder, RunLayer, recorder_on, run_layers
-
-_SATURATED = 1e4
-"""A pre-activation at which a sigmoid is exactly 0 (negative) or 1."""
 
 
 def run_with_resets(layer: nn.Module, input: Tensor, state: Any, resets: Tensor) -> tuple[Tensor, Any]:
@@ -89,18 +86,12 @@ def _padded_runner(
     """Return a function that runs padded pieces; ``None`` if pieces run packed."""
     if isinstance(layer, CellLayer):
         return lambda x, first, rows: layer.unroll(x, first, rows.last_steps)
-    if x.device.type != "cpu":
-        return None
     recorder = _solving(layer)
-    longest, rows = batches[0].valid.shape
-    if recorder is not None and not recorder.leaves_to_torch(x[:longest], rows):
-        # Engines with their own forward method need padded sequences. Approximate engines would count the padding.
-        return partial(_run_padded, layer, recorder.run_layer) if recorder.attachment.engine.forwards else None
-    lengths = torch.cat([rows.valid.sum(0) for rows in batches])
-    runs = runs_of((torch.arange(int(lengths.max()), device="cpu")[:, None] < lengths).sum(1))
-    if runs_beat_batches(layer.mode, runs, [rows.valid.shape for rows in batches], x[0], layer.hidden_size):
+    # Engines with their own forward method need padded sequences. Approximate engines would count the padding.
+    if x.device.type != "cpu" or recorder is None or not recorder.attachment.engine.forwards:
         return None
-    return partial(_run_padded, layer, partial(_run_kernel, layer) if recorder is None else recorder.run_layer)
+    longest, rows = batches[0].valid.shape
+    return None if recorder.leaves_to_torch(x[:longest], rows) else partial(_run_padded, layer, recorder.run_layer)
 
 
 def _solving(layer: nn.Module) -> RecurrentRecorder | None:
@@ -109,22 +100,21 @@ def _solving(layer: nn.Module) -> RecurrentRecorder | None:
     return recorder if recorder and (torch.is_grad_enabled() or recorder.attachment.engine.evaluates) else None
 
 
-def _run_kernel(
-    layer: nn.RNNBase, number: int, x: Tensor, first: Sequence[Tensor], weights: Sequence[Any]
-) -> Sequence[Tensor]:
-    return run_kernel(Recurrence(x, first, weights, layer.mode))
-
-
 def _run_packed(layer: Any, x: Tensor, parts: Sequence[Tensor], rows: PieceBatch) -> tuple[Tensor, ...]:
     """Run the layer on rows sorted by length; return the packed outputs and the final states."""
     index = rows.index[rows.valid].to(x.device)
     data, sizes = x.flatten(0, 1).index_select(0, index), rows.valid.sum(1)
     first = [rows.initial_states(part).transpose(0, 1).contiguous() for part in parts]
     if x.device.type == "cpu" and _solving(layer) is None:
-        runs = runs_of(sizes)
+        like, trains = data.new_empty(int(sizes[0]), layer.hidden_size), torch.is_grad_enabled()
+        calls = in_calls(layer.mode, runs_of(sizes), like, data.shape[1], trains)
 
         def run(number: int, x: Tensor, first: Sequence[Tensor], weights: Sequence[Any]) -> Sequence[Tensor]:
-            return run_forwards(partial(_run_kernel, layer, number, weights=weights), runs, x, first)
+            def call(x: Tensor, first: Sequence[Tensor], padded: bool) -> Sequence[Tensor]:
+                own = keeping_c(weights, layer.hidden_size) if padded else weights
+                return run_kernel(Recurrence(x, first, own, layer.mode))
+
+            return run_forwards(call, calls, x, first)
 
         out, finals = run_layers(layer, run, data, first)
     else:
@@ -139,10 +129,8 @@ def _run_padded(layer: Any, run: RunLayer, x: Tensor, parts: Sequence[Tensor], r
 
     def run_rows(number: int, x: Tensor, first: Sequence[Tensor], weights: Sequence[Any]) -> Sequence[Tensor]:
         if layer.mode == "LSTM" and padding is not None:
-            # The kernel returns c of the last step only. An additional input, 1 on padding, opens the forget gate and
-            # closes the input gate there, so that padding keeps c.
-            held = weights[0].new_tensor([-_SATURATED, _SATURATED, 0.0, 0.0]).repeat_interleave(first[0].shape[-1])
-            x, weights = torch.cat([x, padding], -1), [torch.cat([weights[0], held[:, None]], 1), *weights[1:]]
+            # The kernel returns c of the last step only.
+            x, weights = torch.cat([x, padding], -1), keeping_c(weights, layer.hidden_size)
         out, _, *c = run(number, x, first, weights)
         return out, rows.last_steps(out)[None], *c
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import torch
 
 from gradfree.chains.report import path_name
 from gradfree.chains.solving import Figures, offer_figure
 from gradfree.devices.packed_costs import Layout
-from gradfree.time.runs import Run
 from gradfree.wording import count
 
 _SENTENCES = {
@@ -21,10 +20,9 @@ _SENTENCES = {
 _FIGURES: dict[Layout, str] = dict(zip(("whole", "runs", "grid"), _SENTENCES, strict=True))
 
 
-def offer_layout(path: str, layout: Layout, runs: Sequence[Run]) -> None:
-    """Report the layout of the recurrent module at ``path``, with the number of calls of each layer and direction."""
-    calls = len(runs) if layout == "runs" else 1
-    offer_figure(path, _FIGURES[layout], lambda: torch.tensor(float(calls)))
+def offer_layout(path: str, layout: Layout, calls: int) -> None:
+    """Report the layout of the recurrent module at ``path``, and of "runs" the calls of each layer and direction."""
+    offer_figure(path, _FIGURES[layout], lambda: torch.tensor(float(calls if layout == "runs" else 1)))
 
 
 def layout_notes(figures: Figures) -> Iterator[str]:

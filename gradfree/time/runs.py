@@ -3,19 +3,30 @@
 Sorted by length, a packed batch only gets smaller where a sequence ends. It consists of as many padded batches, one
 after another, as there are different lengths. On a CPU torch takes packed sequences step by step, with a backward pass
 whose cost grows with the square of the number of steps; it takes a padded batch in one kernel.
+
+Neighbouring runs may be one call: the batch of the first run, padded. Only LSTMs take it: an additional input keeps c
+on padding.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-RunSteps = Callable[[Tensor, Sequence[Tensor]], Sequence[Tensor]]
-"""Maps inputs (S, b, I) and the parts of the initial state, (1, b, H) each, to outputs (S, b, H) and final states."""
+from gradfree.time.packing import Packing
+
+_SATURATED = 1e4
+"""A pre-activation at which a sigmoid is exactly 0 (negative) or 1."""
+
+RunSteps = Callable[[Tensor, Sequence[Tensor], bool], Sequence[Tensor]]
+"""Maps inputs (S, b, I) and the parts of the initial state, (1, b, H) each, to outputs (S, b, H) and final states.
+
+If the last argument is true, there is one more input, which marks padding: see :func:`keeping_c`.
+"""
 
 
 class Run(NamedTuple):
@@ -34,12 +45,12 @@ def runs_of(batch_sizes: Tensor) -> list[Run]:
     return [Run(steps, rows) for rows, steps in Counter(sizes).items()]
 
 
-def run_forwards(call: RunSteps, runs: Sequence[Run], x: Tensor, first: Sequence[Tensor]) -> list[Tensor]:
+def run_forwards(call: RunSteps, calls: Sequence[Sequence[Run]], x: Tensor, first: Sequence[Tensor]) -> list[Tensor]:
     """Run a layer in its forward direction; sequences that have ended leave the batch.
 
     Args:
         call: runs the layer on a padded batch.
-        runs: of the packed rows.
+        calls: the runs of the packed rows, neighbours that are one call together.
         x: packed rows, (N, I).
         first: the parts of the initial state, (1, B, H) each.
 
@@ -47,25 +58,61 @@ def run_forwards(call: RunSteps, runs: Sequence[Run], x: Tensor, first: Sequence
         The outputs (N, H), and the final states, as ``first``.
     """
     state, outs, ended = [*first], [], []
-    for run, rows in zip(runs, _pieces(x, runs), strict=True):
-        ended.append([part[:, run.rows :] for part in state])
-        out, *state = call(rows, [part[:, : run.rows] for part in state])
-        outs.append(out.flatten(0, 1))
+    for runs, rows in zip(calls, _rows_of(x, calls), strict=True):
+        most = runs[0].rows
+        ended.append([part[:, most:] for part in state])
+        out, *state = _run_call(call, runs, rows, [part[:, :most] for part in state], reverse=False)
+        outs.append(out)
     ended.append(state)
     return [torch.cat(outs), *(torch.cat(part, 1) for part in zip(*reversed(ended), strict=True))]
 
 
-def run_backwards(call: RunSteps, runs: Sequence[Run], x: Tensor, first: Sequence[Tensor]) -> list[Tensor]:
-    """Run a layer in its reverse direction; sequences join the batch at their last step. As :func:`run_forwards`."""
+def run_backwards(call: RunSteps, calls: Sequence[Sequence[Run]], x: Tensor, first: Sequence[Tensor]) -> list[Tensor]:
+    """Run a layer in its reverse direction; sequences join the batch at their last step. As :func:`run_forwards`.
+
+    Where a call has several runs, the initial state must be zero: on padding h does not stay, but is 0 where c is.
+    """
     state, outs = [part[:, :0] for part in first], []
-    for run, rows in zip(reversed(runs), reversed(_pieces(x, runs)), strict=True):
-        joining = (given[:, part.shape[1] : run.rows] for given, part in zip(first, state, strict=True))
+    for runs, rows in zip(reversed(calls), reversed(_rows_of(x, calls)), strict=True):
+        joining = (given[:, part.shape[1] : runs[0].rows] for given, part in zip(first, state, strict=True))
         state = [torch.cat(both, 1) for both in zip(state, joining, strict=True)]
-        out, *state = call(rows.flip(0), state)
-        outs.append(out.flip(0).flatten(0, 1))
+        out, *state = _run_call(call, runs, rows, state, reverse=True)
+        outs.append(out)
     return [torch.cat(outs[::-1]), *state]
 
 
-def _pieces(x: Tensor, runs: Sequence[Run]) -> list[Tensor]:
-    """Return the rows of each run as a padded batch, (S, b, ·)."""
-    return [rows.unflatten(0, run) for run, rows in zip(runs, x.split([s * b for s, b in runs]), strict=True)]
+def _run_call(
+    call: RunSteps, runs: Sequence[Run], rows: Tensor, state: Sequence[Tensor], reverse: bool
+) -> Sequence[Tensor]:
+    """Run packed rows in one call; return the packed outputs and the states after the last step of each sequence."""
+    if len(runs) == 1:
+        out, *state = call(_flipped(rows.unflatten(0, runs[0]), reverse), state, False)
+        return [_flipped(out, reverse).flatten(0, 1), *state]
+    steps, sizes = torch.tensor(runs, device="cpu").unbind(1)
+    packing = Packing(sizes.repeat_interleave(steps), rows.device)
+    x = torch.cat([packing.pad(rows), (~packing.valid).to(rows.dtype)], -1)
+    out, *state = call(_flipped(x, reverse), state, True)
+    out = _flipped(out, reverse)
+    if not reverse:
+        state[0] = out.flatten(0, 1).index_select(0, packing.last)[None]
+    return [packing.pack(out), *state]
+
+
+def keeping_c(weights: Sequence[Any], units: int) -> list[Any]:
+    """Return the weights of an LSTM in one direction with one more input. Where it is 1, c stays.
+
+    Args:
+        weights: as those of a recurrent module, of one layer and direction.
+        units: H.
+    """
+    gates = weights[0].new_tensor([-_SATURATED, _SATURATED, 0.0, 0.0]).repeat_interleave(units)
+    return [torch.cat([weights[0], gates[:, None]], 1), *weights[1:]]
+
+
+def _rows_of(x: Tensor, calls: Sequence[Sequence[Run]]) -> Sequence[Tensor]:
+    """Return the packed rows of each call."""
+    return x.split([sum(steps * rows for steps, rows in runs) for runs in calls])
+
+
+def _flipped(x: Tensor, reverse: bool) -> Tensor:
+    return x.flip(0) if reverse else x

@@ -22,13 +22,13 @@ from gradfree.chains.site import Removable, Site
 from gradfree.chains.solving import Attachment
 from gradfree.devices.costs import SHORTEST, SHORTEST_EVALUATED
 from gradfree.devices.hardware import runs_cudnn, steps_a_call
-from gradfree.devices.packed_costs import Layout, packed_layout
+from gradfree.devices.packed_costs import Layout, in_calls, packed_layout
 from gradfree.errors import ATTACHED, ChainError
 from gradfree.time.forward import LayerCall, run, run_kernel
 from gradfree.time.layer_input import LayerInput, well_formed
 from gradfree.time.layout_report import offer_layout
 from gradfree.time.packing import Packing
-from gradfree.time.runs import Run, run_backwards, run_forwards
+from gradfree.time.runs import Run, keeping_c, run_backwards, run_forwards
 from gradfree.time.single_steps import SingleStepWarning
 from gradfree.time.torch_layer_pass import FusedLayer, LayerFunction, chain_paths
 from gradfree.torchside.guards import refuse_transforms
@@ -159,11 +159,12 @@ class RecurrentRecorder:
         # Comparisons and surveys need the whole chain.
         watched = at.compares or at.surveys is not None or at.deltas is not None
         layout: Layout = "grid" if given.ragged and watched else usual
+        calls = self._calls(given, hx) if usual == "runs" else []
         if given.ragged:
             # A survey is asked what other passes do.
-            offer_layout(at.path, layout if at.surveys is None else usual, given.runs)
+            offer_layout(at.path, layout if at.surveys is None else usual, len(calls))
         if layout == "runs":
-            run_layer: RunLayer = partial(self._run_in_runs, given.runs)
+            run_layer: RunLayer = partial(self._run_in_runs, calls)
         else:
             left = [self._leave_to_torch(layer, given.length, given.like, layout) for layer in self._layers]
             if None not in left and takes:
@@ -216,6 +217,14 @@ class RecurrentRecorder:
             return "grid"
         return packed_layout(module.mode, given.runs, given.like, given.x.shape[1], trains=torch.is_grad_enabled())
 
+    def _calls(self, given: LayerInput, hx: Any) -> Sequence[Sequence[Run]]:
+        """Return the runs of packed sequences, those together that are one call."""
+        module = self.module
+        if module.bidirectional and hx is not None:
+            # In the reverse direction padding comes first, and does not keep h.
+            return [[run] for run in given.runs]
+        return in_calls(module.mode, given.runs, given.like, given.x.shape[1], trains=torch.is_grad_enabled())
+
     def _leave_to_torch(self, layer: FusedLayer, length: int, like: Tensor, layout: Layout) -> LeftToTorch:
         """Decide whether the engine leaves this layer to torch's kernel."""
         at, kind, trains = self.attachment, like.device.type, torch.is_grad_enabled()
@@ -266,7 +275,12 @@ class RecurrentRecorder:
         return self._run(replace(self._layers[number], packing=packing), left[number], x, first, weights)
 
     def _run_in_runs(
-        self, runs: Sequence[Run], number: int, x: Tensor, first: Sequence[Tensor], weights: Sequence[Any]
+        self,
+        calls: Sequence[Sequence[Run]],
+        number: int,
+        x: Tensor,
+        first: Sequence[Tensor],
+        weights: Sequence[Any],
     ) -> Sequence[Tensor]:
         """Run a layer on packed rows, each direction in runs; as :meth:`run_layer`."""
         layer = self._layers[number]
@@ -275,16 +289,18 @@ class RecurrentRecorder:
         for d, run_direction in zip(range(len(layer.paths)), (run_forwards, run_backwards), strict=False):
             own = replace(layer, paths=layer.paths[d : d + 1])
             call = partial(self._run_piece, own, weights=weights[d * each : (d + 1) * each])
-            found.append(run_direction(call, runs, x, [part[d : d + 1] for part in first]))
+            found.append(run_direction(call, calls, x, [part[d : d + 1] for part in first]))
         if len(found) == 1:
             return found[0]
         outs, *finals = zip(*found, strict=True)
         return [torch.cat(outs, -1), *map(torch.cat, finals)]
 
     def _run_piece(
-        self, layer: FusedLayer, x: Tensor, first: Sequence[Tensor], weights: Sequence[Any]
+        self, layer: FusedLayer, x: Tensor, first: Sequence[Tensor], padded: bool, weights: Sequence[Any]
     ) -> Sequence[Tensor]:
-        """Run one direction of a layer on one run; no engine is faster than torch on a short one."""
+        """Run one direction of a layer in one call; no engine is faster than torch on a short one."""
+        if padded:
+            weights = keeping_c(weights, self.module.hidden_size)
         if len(x) >= SHORTEST:
             return self._run(layer, self._leave_to_torch(layer, len(x), first[0][0], "runs"), x, first, weights)
         return run_kernel(layer.recurrence(x, first, weights))

@@ -13,7 +13,7 @@ from torch.nn.utils.rnn import pack_padded_sequence, pack_sequence
 
 import gradfree
 from gradfree.benchmarks.timing.allocations import peak_memory
-from gradfree.devices.packed_costs import packed_layout, runs_beat_batches
+from gradfree.devices.packed_costs import in_calls, packed_layout
 from gradfree.time.runs import runs_of
 
 LONG = [(100, 8), (50, 6), (60, 2)]
@@ -40,8 +40,7 @@ def layouts(figures):
     [
         ("LSTM", LONG, (8, 64), True, "runs"),
         ("LSTM", LONG, (8, 64), False, "runs"),
-        ("LSTM", SHORT, (12, 256), True, "whole"),
-        ("LSTM", SHORT, (12, 8), True, "grid"),
+        ("LSTM", SHORT, (12, 256), True, "runs"),
         ("LSTM", SHORT, (12, 64), False, "whole"),
         ("LSTM", [(4, 8), (4, 1)], (8, 64), True, "whole"),
         ("GRU", LONG, (8, 16), True, "grid"),
@@ -116,8 +115,8 @@ def test_segments_that_are_asked_for_are_not_left_to_torch():
 
 
 def test_runs_need_no_more_memory_than_padding():
-    layer, lengths = nn.LSTM(32, 32).float(), torch.tensor([120, 80, 80, 40, 40, 40, 30, 10])
-    x = torch.randn(120, 8, 32, dtype=torch.float32)
+    layer, lengths = nn.LSTM(32, 64).float(), torch.tensor([240, 180, 160, 140, 120, 80, 80, 80, 60, 40, 40, 40, 20])
+    x = torch.randn(240, 13, 32, dtype=torch.float32)
     given = pack_padded_sequence(x, lengths)
     peaks = [peak_memory(lambda: layer(x)[0].sum().backward(), "cpu")]
     layer.zero_grad()
@@ -127,8 +126,21 @@ def test_runs_need_no_more_memory_than_padding():
     assert peaks[1] <= peaks[0]
 
 
-def test_pieces_between_resets_run_in_runs_where_padding_costs_more():
-    like = torch.empty(4, 64, dtype=torch.float32)
-    assert runs_beat_batches("GRU", LONG, [(210, 8)], like, 64)
-    assert runs_beat_batches("LSTM", LONG, [(210, 200)], like, 64)
-    assert not runs_beat_batches("LSTM", SHORT, [(24, 12)], like, 64)
+def test_runs_are_one_call_where_padding_costs_less():
+    """Of an LSTM that oneDNN runs; calls of others cost little."""
+    single, double = (torch.empty(12, 64, dtype=dtype) for dtype in (torch.float32, torch.float64))
+    assert in_calls("LSTM", SHORT, single, 32, True) == [SHORT]
+    assert in_calls("LSTM", [(300, 8), (300, 1), (2, 0)], single, 32, True) == [[(300, 8)], [(300, 1), (2, 0)]]
+    for kind, like in (("LSTM", double), ("GRU", single), ("LSTM", single.to("meta"))):
+        assert in_calls(kind, SHORT, like, 32, True) == [[run] for run in SHORT]
+
+
+def test_padding_is_exact_in_both_directions():
+    """Also with a given initial state, with which padding could not keep h in the reverse direction."""
+    layer, given = nn.LSTM(3, 16, 2, bidirectional=True).float(), packed(*range(20, 60, 3), dtype=torch.float32)
+    state = [torch.randn(4, 14, 16, dtype=torch.float32, requires_grad=True) for _ in range(2)]
+    for own, calls in (([], 1), (state, 14)):
+        expected = everything(layer, given, *own)
+        with gradfree.create_engine("shooting").attach(layer), gradfree.engine_figures() as figures:
+            assert off_by(everything(layer, given, *own), expected) < 1e-5
+        assert figures[""] == {"packed in runs": calls}

@@ -57,7 +57,7 @@ AXES: dict[str, tuple[Any, ...]] = {
         "one",
         "nobody",
     ),
-    "layout": ("chosen", "whole", "grid", "runs", "runs"),
+    "layout": ("chosen", "whole", "grid", "runs", "padded runs"),
     "strides": ("dense", "dense", "turned", "every second"),
     "initial": (True, False),
     "input": (True, True, False),
