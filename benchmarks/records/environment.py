@@ -29,6 +29,7 @@ def environment(device: str) -> dict[str, Any]:
         "torch": torch.__version__,
         "platform": platform.platform(),
         "cpus": os.cpu_count(),
+        "instructions": torch.backends.cpu.get_cpu_capability(),
         "threads": torch.get_num_threads(),
         "device": description(device),
     }

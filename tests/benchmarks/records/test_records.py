@@ -24,7 +24,7 @@ def test_a_record_is_read_as_it_was_written(tmp_path):
     assert made["seeds"] == [3]
     assert made["config"] == case.config
     assert made["results"] == case.run()
-    known = {"gradfree", "commit", "dirty", "python", "torch", "platform", "cpus", "threads", "device"}
+    known = {"gradfree", "commit", "dirty", "python", "torch", "platform", "cpus", "instructions", "threads", "device"}
     assert made["environment"].keys() == known
     assert made["timestamp"].endswith("+00:00")
 
