@@ -109,14 +109,10 @@ def _run_packed(layer: Any, x: Tensor, parts: Sequence[Tensor], rows: PieceBatch
         like, trains = data.new_empty(int(sizes[0]), layer.hidden_size), torch.is_grad_enabled()
         calls = in_calls(layer.mode, runs_of(sizes), like, data.shape[1], trains)
 
-        def run(number: int, x: Tensor, first: Sequence[Tensor], weights: Sequence[Any]) -> Sequence[Tensor]:
-            def call(x: Tensor, first: Sequence[Tensor], padded: bool) -> Sequence[Tensor]:
-                own = keeping_c(weights, layer.hidden_size) if padded else weights
-                return run_kernel(Recurrence(x, first, own, layer.mode))
+        def call(x: Tensor, first: Sequence[Tensor], weights: Sequence[Any]) -> Sequence[Tensor]:
+            return run_kernel(Recurrence(x, first, weights, layer.mode))
 
-            return run_forwards(call, calls, x, first)
-
-        out, finals = run_layers(layer, run, data, first)
+        out, finals = run_layers(layer, lambda number, *given: run_forwards(call, calls, *given), data, first)
     else:
         packed, final = layer(PackedSequence(data, sizes), tuple(first) if len(first) > 1 else first[0])
         out, finals = packed.data, [*final] if isinstance(final, tuple) else [final]

@@ -22,11 +22,9 @@ from gradfree.time.packing import Packing
 _SATURATED = 1e4
 """A pre-activation at which a sigmoid is exactly 0 (negative) or 1."""
 
-RunSteps = Callable[[Tensor, Sequence[Tensor], bool], Sequence[Tensor]]
-"""Maps inputs (S, b, I) and the parts of the initial state, (1, b, H) each, to outputs (S, b, H) and final states.
-
-If the last argument is true, there is one more input, which marks padding: see :func:`keeping_c`.
-"""
+RunSteps = Callable[[Tensor, Sequence[Tensor], Sequence[Any]], Sequence[Tensor]]
+"""Maps inputs (S, b, I), the parts of the initial state, (1, b, H) each, and weights to outputs (S, b, H) and final
+states. Where there is padding, inputs and weights have one more column: see :func:`keeping_c`."""
 
 
 class Run(NamedTuple):
@@ -45,7 +43,9 @@ def runs_of(batch_sizes: Tensor) -> list[Run]:
     return [Run(steps, rows) for rows, steps in Counter(sizes).items()]
 
 
-def run_forwards(call: RunSteps, calls: Sequence[Sequence[Run]], x: Tensor, first: Sequence[Tensor]) -> list[Tensor]:
+def run_forwards(
+    call: RunSteps, calls: Sequence[Sequence[Run]], x: Tensor, first: Sequence[Tensor], weights: Sequence[Any]
+) -> list[Tensor]:
     """Run a layer in its forward direction; sequences that have ended leave the batch.
 
     Args:
@@ -53,6 +53,7 @@ def run_forwards(call: RunSteps, calls: Sequence[Sequence[Run]], x: Tensor, firs
         calls: the runs of the packed rows, neighbours that are one call together.
         x: packed rows, (N, I).
         first: the parts of the initial state, (1, B, H) each.
+        weights: of the layer, in this direction.
 
     Returns:
         The outputs (N, H), and the final states, as ``first``.
@@ -61,13 +62,15 @@ def run_forwards(call: RunSteps, calls: Sequence[Sequence[Run]], x: Tensor, firs
     for runs, rows in zip(calls, _rows_of(x, calls), strict=True):
         most = runs[0].rows
         ended.append([part[:, most:] for part in state])
-        out, *state = _run_call(call, runs, rows, [part[:, :most] for part in state], reverse=False)
+        out, *state = _run_call(call, runs, rows, [part[:, :most] for part in state], weights, reverse=False)
         outs.append(out)
     ended.append(state)
     return [torch.cat(outs), *(torch.cat(part, 1) for part in zip(*reversed(ended), strict=True))]
 
 
-def run_backwards(call: RunSteps, calls: Sequence[Sequence[Run]], x: Tensor, first: Sequence[Tensor]) -> list[Tensor]:
+def run_backwards(
+    call: RunSteps, calls: Sequence[Sequence[Run]], x: Tensor, first: Sequence[Tensor], weights: Sequence[Any]
+) -> list[Tensor]:
     """Run a layer in its reverse direction; sequences join the batch at their last step. As :func:`run_forwards`.
 
     Where a call has several runs, the initial state must be zero: on padding h does not stay, but is 0 where c is.
@@ -76,22 +79,27 @@ def run_backwards(call: RunSteps, calls: Sequence[Sequence[Run]], x: Tensor, fir
     for runs, rows in zip(reversed(calls), reversed(_rows_of(x, calls)), strict=True):
         joining = (given[:, part.shape[1] : runs[0].rows] for given, part in zip(first, state, strict=True))
         state = [torch.cat(both, 1) for both in zip(state, joining, strict=True)]
-        out, *state = _run_call(call, runs, rows, state, reverse=True)
+        out, *state = _run_call(call, runs, rows, state, weights, reverse=True)
         outs.append(out)
     return [torch.cat(outs[::-1]), *state]
 
 
 def _run_call(
-    call: RunSteps, runs: Sequence[Run], rows: Tensor, state: Sequence[Tensor], reverse: bool
+    call: RunSteps,
+    runs: Sequence[Run],
+    rows: Tensor,
+    state: Sequence[Tensor],
+    weights: Sequence[Any],
+    reverse: bool,
 ) -> Sequence[Tensor]:
     """Run packed rows in one call; return the packed outputs and the states after the last step of each sequence."""
     if len(runs) == 1:
-        out, *state = call(_flipped(rows.unflatten(0, runs[0]), reverse), state, False)
+        out, *state = call(_flipped(rows.unflatten(0, runs[0]), reverse), state, weights)
         return [_flipped(out, reverse).flatten(0, 1), *state]
     steps, sizes = torch.tensor(runs, device="cpu").unbind(1)
     packing = Packing(sizes.repeat_interleave(steps), rows.device)
     x = torch.cat([packing.pad(rows), (~packing.valid).to(rows.dtype)], -1)
-    out, *state = call(_flipped(x, reverse), state, True)
+    out, *state = call(_flipped(x, reverse), state, keeping_c(weights, state[0].shape[-1]))
     out = _flipped(out, reverse)
     if not reverse:
         state[0] = out.flatten(0, 1).index_select(0, packing.last)[None]

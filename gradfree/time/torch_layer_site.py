@@ -28,7 +28,7 @@ from gradfree.time.forward import LayerCall, run, run_kernel
 from gradfree.time.layer_input import LayerInput, well_formed
 from gradfree.time.layout_report import offer_layout
 from gradfree.time.packing import Packing
-from gradfree.time.runs import Run, keeping_c, run_backwards, run_forwards
+from gradfree.time.runs import Run, run_backwards, run_forwards
 from gradfree.time.single_steps import SingleStepWarning
 from gradfree.time.torch_layer_pass import FusedLayer, LayerFunction, chain_paths
 from gradfree.torchside.guards import refuse_transforms
@@ -288,19 +288,19 @@ class RecurrentRecorder:
         found = []
         for d, run_direction in zip(range(len(layer.paths)), (run_forwards, run_backwards), strict=False):
             own = replace(layer, paths=layer.paths[d : d + 1])
-            call = partial(self._run_piece, own, weights=weights[d * each : (d + 1) * each])
-            found.append(run_direction(call, calls, x, [part[d : d + 1] for part in first]))
+            mine = weights[d * each : (d + 1) * each]
+            found.append(
+                run_direction(partial(self._run_piece, own), calls, x, [part[d : d + 1] for part in first], mine)
+            )
         if len(found) == 1:
             return found[0]
         outs, *finals = zip(*found, strict=True)
         return [torch.cat(outs, -1), *map(torch.cat, finals)]
 
     def _run_piece(
-        self, layer: FusedLayer, x: Tensor, first: Sequence[Tensor], padded: bool, weights: Sequence[Any]
+        self, layer: FusedLayer, x: Tensor, first: Sequence[Tensor], weights: Sequence[Any]
     ) -> Sequence[Tensor]:
         """Run one direction of a layer in one call; no engine is faster than torch on a short one."""
-        if padded:
-            weights = keeping_c(weights, self.module.hidden_size)
         if len(x) >= SHORTEST:
             return self._run(layer, self._leave_to_torch(layer, len(x), first[0][0], "runs"), x, first, weights)
         return run_kernel(layer.recurrence(x, first, weights))
