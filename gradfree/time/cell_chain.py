@@ -36,6 +36,7 @@ class CellLayerChain(TimeChain):
         cell: the cell.
         x: (T, B, I).
         before: the states before each step, part by part, (T, B, ·).
+        finals: the states after the last step in the forward pass, (B, ·) each; in a batch they round differently.
         parameters: the cell's parameters in the forward pass.
         wanted: whether the gradient of each parameter is needed.
         memory: the chain's memory from pass to pass.
@@ -53,6 +54,7 @@ class CellLayerChain(TimeChain):
         cell: nn.Module,
         x: Tensor,
         before: Sequence[Tensor],
+        finals: Sequence[Tensor],
         parameters: Sequence[Tensor],
         wanted: Sequence[bool],
         memory: Memory,
@@ -62,7 +64,7 @@ class CellLayerChain(TimeChain):
         self._extra_outputs = int(output_size(cell) is not None)
         super().__init__(len(x), before[self._extra_outputs], memory)
         own = list(cell.parameters())
-        self.cell, self.parameters, self.shape = cell, own, x.shape[:2]
+        self.cell, self.parameters, self.shape, self.finals = cell, own, x.shape[:2], finals
         self.kind = "separate units" if isinstance(cell, ElementwiseCell) else "any"
         # A checkpoint saves other tensor objects that share the memory.
         if len(own) != len(parameters) or not all(map(_same, parameters, own)):
@@ -143,7 +145,7 @@ class CellLayerChain(TimeChain):
     @property
     def ends(self) -> tuple[Tensor, Tensor]:
         """h_0 and h_T, of the first part that the next step reads."""
-        return self.before[self._extra_outputs][0].detach(), self.states[self._extra_outputs][-1].detach()
+        return self.before[self._extra_outputs][0].detach(), self.finals[self._extra_outputs].detach()
 
     def run(self, initial: Sequence[Tensor] | None = None, parameters: Sequence[Tensor] | None = None) -> State:
         """Return the states of another pass over the same input, (T, B, ·) each."""

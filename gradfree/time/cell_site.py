@@ -208,7 +208,9 @@ class _UnrollFunction(torch.autograd.Function):
         # The last step runs once more for its graph: one that differs in the backward pass may give equal states.
         last = [torch.cat([h, s[-2:-1]])[-1:] for h, s in zip(first, (out, *others), strict=True)]
         wanted = ctx.needs_input_grad[3 + parts :]
-        ctx.operations = CellLayerChain(cell, x[-1:], last, rest[parts:], wanted, at.memory, recorder.where).operations
+        ends = [final[0] for final in finals]
+        chain = CellLayerChain(cell, x[-1:], last, ends, rest[parts:], wanted, at.memory, recorder.where)
+        ctx.operations = chain.operations
         if _marks([x, *rest, *cell.buffers()]) != before:
             raise CHANGED_STATE.error(path=recorder.where)
         # Not saved by autograd: saved-tensor hooks may return other tensors, but the cell runs again with its own
@@ -236,7 +238,8 @@ class _UnrollFunction(torch.autograd.Function):
         wanted = ctx.needs_input_grad[3 + parts :]
         with ctx.autocast:
             before = [torch.cat([f.unsqueeze(0), s[:-1]]) for f, s in zip(first, states, strict=True)]
-            chain = CellLayerChain(cell, x, before, parameters, wanted, at.memory, ctx.recorder.where)
+            ends = [s[-1] for s in states]
+            chain = CellLayerChain(cell, x, before, ends, parameters, wanted, at.memory, ctx.recorder.where)
             # Finds cells that draw random numbers, count calls, mix rows, or have changed (their mode, a rate, a mask).
             within = max(at.engine.outputs_within(s.dtype) for s in states)
             check_batched_states(chain.after, states, ctx.recorder.where, within, wait=at.path not in at.solved)

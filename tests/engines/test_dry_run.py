@@ -165,6 +165,6 @@ def test_a_note_says_what_packed_sequences_run_as():
     given = nn.utils.rnn.pack_sequence([torch.randn(length, 3) for length in (90, 60, 31)])
     report = looked_at(nn.LSTM(3, 16).float(), (given.to(torch.float32),), "shooting")
     (note,) = report.notes
-    assert note.endswith("runs packed sequences of several lengths in runs, 3 calls for each layer and direction.")
+    assert note.endswith("runs packed sequences of several lengths in runs, 1 call for each layer and direction.")
     (note,) = looked_at(nn.GRU(3, 4), (given,), "dsf", chains=[""]).notes
     assert note.endswith("as a grid, padded to one length.")

@@ -63,6 +63,23 @@ def test_rtrl_over_chunks_equals_backpropagation_through_the_whole_sequence(name
         assert_equal_gradients(gradients(layer, RTRL(), state, x, w), expected)
 
 
+class RoundsByBatch(nn.RNNCell):
+    """Rounds differently in larger batches, as some kernels of matrix products do."""
+
+    def forward(self, x, h):
+        return super().forward(x, h) * (1 + 1e-15 * len(x))
+
+
+def test_a_stream_goes_on_though_steps_round_differently_in_a_batch():
+    torch.manual_seed(0)
+    layer, x, w = (
+        gradfree.CellLayer(RoundsByBatch(INPUT, HIDDEN)),
+        torch.randn(12, 3, INPUT),
+        torch.randn(12, 3, HIDDEN),
+    )
+    assert_equal_gradients(gradients(layer, RTRL(stream=True), None, x, w), exact(layer, None, x, w))
+
+
 def test_rtrl_of_single_steps_is_the_recursion_of_the_paper():
     """P_t = F_t P_{t-1} + ∂f_t/∂θ, and the gradient is Σ e_t P_t."""
     layer, _, x, w = case("rnn")
