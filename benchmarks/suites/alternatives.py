@@ -1,4 +1,4 @@
-"""Alternatives to backpropagation on four models."""
+"""Alternatives to backpropagation on five models."""
 
 from __future__ import annotations
 
@@ -42,6 +42,9 @@ _LAYERED = (
 )
 """Rows for models without skip connections, autograd first."""
 
+_RESIDUAL = (BACKPROP, FA, *_fa("sign"), *iterated("fixed_point", 2), *iterated("highway_bp", 0, 2))
+"""Rows for the one model with skip connections that trains for long, autograd first."""
+
 _FORWARD = (PEPITA, Row("forward_gradient", "forward_gradient", {}), Row("mezo", "mezo", {}))
 """Rows without a backward pass, on the smallest model only: on others they hardly learn, and take the longest."""
 
@@ -76,6 +79,15 @@ RESNET = Task(
     batch_size=64,
     steps=200,
 )
+RESNET20 = replace(
+    LENET,
+    name="cifar10_resnet20",
+    model="preact_resnet",
+    options={"depth": 20},
+    batch_size=64,
+    chains=None,
+    steps=6 * 703,
+)
 GPT = replace(
     TINYSHAKESPEARE,
     name="tinyshakespeare_gpt",
@@ -85,12 +97,13 @@ GPT = replace(
     steps=300,
 )
 
-TASKS = (MLP, LENET, RESNET, GPT)
+TASKS = (MLP, LENET, RESNET, RESNET20, GPT)
 """Tasks for the command line."""
 
 ALTERNATIVES: Suite = (
     Comparison(MLP, (*_LAYERED, *_FORWARD), _WIDE, trial_steps=2 * 430),
     Comparison(LENET, _LAYERED, _WIDE, trial_steps=2 * 352),
+    Comparison(RESNET20, _RESIDUAL, _WIDE[1:], trial_steps=351),
     Comparison(RESNET, RULES, _RATES[1:]),
     Comparison(GPT, RULES, _RATES),
 )
