@@ -119,9 +119,9 @@ def test_long_sequences_without_values_run_as_without_an_engine(make):
     """As memory estimators run a model."""
     layer = make()
     with gradfree.create_engine("shooting").attach(layer), FakeTensorMode(allow_non_fake_inputs=True):
-        out, _ = layer(torch.randn(1000, 4, 3))
+        out, _ = layer(torch.randn(300, 4, 3))
         out.sum().backward()
-    assert out.shape == (1000, 4, 16)
+    assert out.shape == (300, 4, 16)
     assert all(parameter.grad is not None for parameter in layer.parameters())
 
 

@@ -11,6 +11,7 @@ import traceback
 import types
 
 import torch
+import torch._dynamo  # Which checkpoints import: once here, and not in each process.
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
