@@ -16,7 +16,7 @@ from gradfree.errors import ChainError
 from gradfree.resets.pieces import PieceBatch, Pieces, final_states, in_sequence_order
 from gradfree.time.cell_layer import CellLayer, has_hooks, state_problems
 from gradfree.time.forward import Recurrence, run_kernel
-from gradfree.time.runs import keeping_c, run_forwards, runs_of
+from gradfree.time.runs import can_keep_c, keeping_c, run_forwards, runs_of
 from gradfree.time.torch_layer_site import RecurrentRecorder, RunLayer, recorder_on, run_layers
 
 
@@ -89,6 +89,8 @@ def _padded_runner(
     recorder = _solving(layer)
     # Engines with their own forward method need padded sequences. Approximate engines would count the padding.
     if x.device.type != "cpu" or recorder is None or not recorder.attachment.engine.forwards:
+        return None
+    if layer.mode == "LSTM" and not all(map(can_keep_c, layer.all_weights)):
         return None
     longest, rows = batches[0].valid.shape
     return None if recorder.leaves_to_torch(x[:longest], rows) else partial(_run_padded, layer, recorder.run_layer)

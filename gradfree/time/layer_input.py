@@ -109,8 +109,11 @@ class LayerInput:
 
 
 def well_formed(x: Any, hx: Any) -> bool:
-    """Return whether ``x`` is packed, or has two or three dimensions (one sequence, or a batch) and ``hx`` as many."""
+    """Return whether ``x`` is packed, or has two or three dimensions (one sequence, or a batch) and ``hx`` as many.
+
+    Packed sequences must be sorted, so that the batch never grows.
+    """
     if isinstance(x, PackedSequence):
-        return True
+        return bool((x.batch_sizes[1:] <= x.batch_sizes[:-1]).all())
     states = () if hx is None else hx if isinstance(hx, tuple | list) else (hx,)
     return x.dim() in (2, 3) and all(state.dim() == x.dim() for state in states)

@@ -5,7 +5,7 @@ after another, as there are different lengths. On a CPU torch takes packed seque
 whose cost grows with the square of the number of steps; it takes a padded batch in one kernel.
 
 Neighbouring runs may be one call: the batch of the first run, padded. Only LSTMs take it: an additional input keeps c
-on padding.
+on padding, unless their weights are enormous.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from gradfree.time.packing import Packing
+from gradfree.torchside.private import is_simulated
 
 _SATURATED = 1e4
 """A pre-activation at which a sigmoid is exactly 0 (negative) or 1."""
@@ -58,10 +59,12 @@ def run_forwards(
     Returns:
         The outputs (N, H), and the final states, as ``first``.
     """
-    state, outs, ended = [*first], [], []
+    calls, state, ended = _possible(calls, weights), [*first], []
+    outs: list[Tensor] = []
     for runs, rows in zip(calls, _rows_of(x, calls), strict=True):
         most = runs[0].rows
-        ended.append([part[:, most:] for part in state])
+        if outs:
+            ended.append([part[:, most:] for part in state])
         out, *state = _run_call(call, runs, rows, [part[:, :most] for part in state], weights, reverse=False)
         outs.append(out)
     ended.append(state)
@@ -75,7 +78,7 @@ def run_backwards(
 
     Where a call has several runs, the initial state must be zero: on padding h does not stay, but is 0 where c is.
     """
-    state, outs = [part[:, :0] for part in first], []
+    calls, state, outs = _possible(calls, weights), [part[:, :0] for part in first], []
     for runs, rows in zip(reversed(calls), reversed(_rows_of(x, calls)), strict=True):
         joining = (given[:, part.shape[1] : runs[0].rows] for given, part in zip(first, state, strict=True))
         state = [torch.cat(both, 1) for both in zip(state, joining, strict=True)]
@@ -106,15 +109,36 @@ def _run_call(
     return [packing.pack(out), *state]
 
 
-def keeping_c(weights: Sequence[Any], units: int) -> list[Any]:
-    """Return the weights of an LSTM in one direction with one more input. Where it is 1, c stays.
+def can_keep_c(weights: Sequence[Any]) -> bool:
+    """Return whether :func:`keeping_c` saturates the gates of an LSTM: whatever h in (-1, 1), nothing else is as large.
 
     Args:
         weights: as those of a recurrent module, of one layer and direction.
+    """
+    _, hidden, *biases = (weight.detach() for weight in weights)
+    if is_simulated(hidden):
+        return True
+    largest = hidden.abs().sum(1) + sum(bias.abs() for bias in biases)
+    # False for NaN, too.
+    return bool((largest < _SATURATED / 2).all())
+
+
+def keeping_c(weights: Sequence[Any], units: int) -> list[Any]:
+    """Return the weights of an LSTM in one direction with one more input. Where it is 1, and x is 0, c stays.
+
+    Args:
+        weights: as those of a recurrent module, of one layer and direction, which :func:`can_keep_c`.
         units: H.
     """
     gates = weights[0].new_tensor([-_SATURATED, _SATURATED, 0.0, 0.0]).repeat_interleave(units)
     return [torch.cat([weights[0], gates[:, None]], 1), *weights[1:]]
+
+
+def _possible(calls: Sequence[Sequence[Run]], weights: Sequence[Any]) -> Sequence[Sequence[Run]]:
+    """Return ``calls``, or each run as one call if c would not stay on their padding."""
+    if all(len(runs) == 1 for runs in calls) or can_keep_c(weights):
+        return calls
+    return [[run] for runs in calls for run in runs]
 
 
 def _rows_of(x: Tensor, calls: Sequence[Sequence[Run]]) -> Sequence[Tensor]:

@@ -292,10 +292,10 @@ class RecurrentRecorder:
             found.append(
                 run_direction(partial(self._run_piece, own), calls, x, [part[d : d + 1] for part in first], mine)
             )
-        if len(found) == 1:
-            return found[0]
         outs, *finals = zip(*found, strict=True)
-        return [torch.cat(outs, -1), *map(torch.cat, finals)]
+        whole = found[0] if len(found) == 1 else [torch.cat(outs, -1), *map(torch.cat, finals)]
+        # Under autocast torch's LSTM has the state's dtype for packed rows, and another one for a padded batch.
+        return [part.to(first[0].dtype) for part in whole] if layer.mode == "LSTM" else whole
 
     def _run_piece(
         self, layer: FusedLayer, x: Tensor, first: Sequence[Tensor], weights: Sequence[Any]

@@ -3,6 +3,8 @@
 Outputs, final states and gradients equal those of a loop that calls the layer step by step with masked states.
 """
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 from cell_tasks import HIDDEN, INPUT, Leaky, Projecting
@@ -113,6 +115,16 @@ def test_an_engine_on_the_layer_solves_the_pieces(engine, layer):
     with gradfree.create_engine(engine, **options.get(engine, {})).attach(task.layer) as handle:
         assert off_by(task.everything(run_with_resets), expected) < 1e-10
         assert all(site.solved for site in handle.chains.values())
+
+
+@pytest.mark.parametrize("engine", [None, "shooting"])
+def test_weights_that_no_padding_outweighs_are_exact(engine):
+    task = Task("lstm", "two layers, batch first", "some", steps=300)
+    with torch.no_grad():
+        task.layer.bias_ih_l1[HIDDEN : 2 * HIDDEN] = -2e4
+    expected = task.everything(loop)
+    with gradfree.create_engine(engine).attach(task.layer) if engine else nullcontext():
+        assert off_by(task.everything(run_with_resets), expected) < 1e-10
 
 
 @pytest.mark.parametrize("layer", ["gru", "lstm"])

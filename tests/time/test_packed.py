@@ -9,7 +9,7 @@ import pytest
 import torch
 from oracles import off_by
 from torch import nn
-from torch.nn.utils.rnn import pack_padded_sequence, pack_sequence
+from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pack_sequence
 
 import gradfree
 from gradfree.benchmarks.timing.allocations import peak_memory
@@ -144,3 +144,34 @@ def test_padding_is_exact_in_both_directions():
         with gradfree.create_engine("shooting").attach(layer), gradfree.engine_figures() as figures:
             assert off_by(everything(layer, given, *own), expected) < 1e-5
         assert figures[""] == {"packed in runs": calls}
+
+
+@pytest.mark.parametrize("bias", [-2e4, -torch.inf])
+def test_weights_that_no_padding_outweighs_are_exact(bias):
+    """No additional input opens a forget gate as closed as this one, or closes such an input gate."""
+    layer, given = nn.LSTM(3, 16, bidirectional=True).float(), packed(*range(190, 202, 2), dtype=torch.float32)
+    with torch.no_grad():
+        layer.bias_ih_l0[16:32] = bias
+        layer.bias_hh_l0_reverse[:16] = -bias
+    expected = everything(layer, given)
+    with gradfree.create_engine("shooting").attach(layer), gradfree.engine_figures() as figures:
+        assert off_by(everything(layer, given), expected) < 1e-5
+    assert layouts(figures) == {"packed in runs"}
+
+
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
+@patch("gradfree.time.torch_layer_site.packed_layout", lambda *_, **__: "runs")
+def test_autocast_gives_the_dtypes_of_torch(kind):
+    layer, given = kind(3, 16).float(), packed(20, 12, 7, dtype=torch.float32)
+    with torch.autocast("cpu", torch.bfloat16):
+        expected = everything(layer, given)
+        with gradfree.create_engine("shooting").attach(layer):
+            found = everything(layer, given)
+    assert [part.dtype for part in found] == [part.dtype for part in expected]
+
+
+@pytest.mark.parametrize("sizes", [[3] * 60 + [1] * 60 + [2] * 60, [2] * 60 + [1] * 60 + [2] * 60])
+def test_batches_that_grow_again_get_the_error_of_torch(sizes):
+    layer, given = nn.LSTM(3, 16), PackedSequence(torch.randn(sum(sizes), 3), torch.tensor(sizes))
+    with gradfree.create_engine("shooting").attach(layer), pytest.raises(RuntimeError, match="output with shape"):
+        layer(given)
