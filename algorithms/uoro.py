@@ -52,7 +52,7 @@ class UORO(StreamEngine):
         total = e.new_zeros(1)
         for t, nu in enumerate(signs):
             found = chain.sample_gradients(chain.cotangents(nu[None], direct), slice(t, t + 1))
-            local = torch.cat([g.flatten(1).to(e) for g in found if g is not None], 1)
+            local = torch.cat([_rows(g, p, e) for g, p in zip(found, chain.parameters, strict=True)], 1)
             of_state = links.jvp([part[0] for part in chain.cotangents(s[None], direct)], t)
             s = torch.cat([part.flatten(1).to(e) for part in of_state], 1)
             rho_0, rho_1 = _root_of_ratio(theta, s), _root_of_ratio(local, nu)
@@ -60,10 +60,14 @@ class UORO(StreamEngine):
             total = total + (e[t] * s).sum(1) @ theta
         self.carry(chain, {"s": s, "theta": theta})
         gradients = chain.gradients(direct)
-        own = [g for g in gradients.parameters if g is not None]
-        split = iter(total.split([g.numel() for g in own]))
-        parameters = [None if g is None else next(split).view_as(g).to(g) for g in gradients.parameters]
-        return gradients._replace(parameters=parameters)
+        split = total.split([p.numel() for p in chain.parameters])
+        own = zip(gradients.parameters, split, strict=True)
+        return gradients._replace(parameters=[None if g is None else part.view_as(g).to(g) for g, part in own])
+
+
+def _rows(g: Tensor | None, parameter: Tensor, like: Tensor) -> Tensor:
+    """Return ``g``, (B, 1, ...), as (B, N); zeros for a frozen parameter, which may be trained in a later chunk."""
+    return like.new_zeros(like.shape[1], parameter.numel()) if g is None else g.flatten(1).to(like)
 
 
 def _root_of_ratio(a: Tensor, b: Tensor) -> Tensor:

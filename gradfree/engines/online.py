@@ -80,10 +80,12 @@ class StreamEngine(Engine):
         return {name: torch.where(goes_on.view(-1, *[1] * (x.dim() - 1)), x, 0.0) for name, x in own.items()}
 
     def carry(self, chain: TimeChain, tensors: dict[str, Tensor]) -> None:
-        """Store ``tensors``, (B, ...), and the final state, for the next chunk of the stream."""
+        """Store ``tensors``, (B, ...), and the final state, for the next chunk of the stream; drop all before."""
         if self.stream:
-            found = {"state": chain.ends[1], **tensors}
-            chain.memory.of("stream").update({f"{chain.path} {name}": x for name, x in found.items()})
+            kept, found = chain.memory.of("stream"), {"state": chain.ends[1], **tensors}
+            for name in self._names(chain):
+                del kept[f"{chain.path} {name}"]
+            kept.update({f"{chain.path} {name}": x for name, x in found.items()})
 
     def _names(self, chain: TimeChain) -> list[str]:
         start = f"{chain.path} "
@@ -119,7 +121,8 @@ class InfluenceEngine(StreamEngine):
         own = chain.sample_gradients(of_end, sets=stored.sets)
         older = stored.times(stored.links.initial_cotangent(of_end), known, stored.sets)
         after = {str(n): _sum(g, older.get(str(n))) for n, g in enumerate(own) if g is not None}
-        self.carry(chain, after)
+        # A parameter that is frozen now still has its part in the state.
+        self.carry(chain, {**older, **after})
         found = chain.gradients(delta)
         parameters = [
             plus(g, None if g is None or str(n) not in entering else entering[str(n)].sum((0, 1)).to(g.dtype))

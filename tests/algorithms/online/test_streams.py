@@ -297,6 +297,41 @@ def test_frozen_weights_carry_nothing_and_get_no_gradient():
     torch.testing.assert_close(layer.weight_hh_l0.grad, expected["weight_hh_l0"], rtol=1e-10, atol=1e-10)
 
 
+@pytest.mark.parametrize(("engine", "draws", "off"), [(RTRL(stream=True), 1, 1e-10), (UORO(stream=True), 20_000, 0.2)])
+def test_a_weight_that_is_frozen_in_one_chunk_keeps_its_part_in_the_state(engine, draws, off):
+    """The loss is one of the last chunk, which reaches back to the first one."""
+    layer, _, x, w = case("gru")
+    w[:6] = 0.0
+
+    def freeze(n, state):
+        layer.weight_ih_l0.requires_grad_(n != 0)
+        return state
+
+    layer.zero_grad()
+    out, state = [], None
+    for n, (begin, end) in enumerate(CHUNKS):
+        found, state = layer(x[begin:end, :1], state)
+        out.append(freeze(n, found))
+    (torch.cat(out) * w[:, :1]).sum().backward()
+    expected = torch.cat([p.grad.flatten() for p in layer.parameters()])
+    found = gradients(layer, engine, None, *(part[:, :1].repeat(1, draws, 1) for part in (x, w)), between=freeze)
+    found = torch.cat([g.flatten() for g in found.values()]) / draws
+    assert (found - expected).norm() < off * expected.norm()
+
+
+def test_parameters_that_are_frozen_meanwhile_do_not_keep_a_batch_of_another_size():
+    layer, _, x, _ = case("gru")
+    with RTRL(stream=True).attach(layer):
+        for size, trained in ((2, True), (3, False), (3, True)):
+            layer.weight_ih_l0.requires_grad_(trained)
+            layer.zero_grad()
+            layer(x[:, :size])[0].sum().backward()
+    found = layer.weight_ih_l0.grad.clone()
+    layer.zero_grad()
+    layer(x)[0].sum().backward()
+    torch.testing.assert_close(found, layer.weight_ih_l0.grad, rtol=1e-10, atol=1e-10)
+
+
 @pytest.mark.parametrize("engine", [RTRL, SnAp])
 def test_what_is_kept_does_not_grow_with_the_stream(engine):
     layer, state, x, w = case("gru")
