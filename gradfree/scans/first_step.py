@@ -182,6 +182,8 @@ class Replacing(TorchFunctionMode):
     def _replace(self, tree: Any) -> Any:
         if isinstance(tree, Tensor):
             return self.others.get(id(tree), tree)
-        if type(tree) in (tuple, list):
-            return type(tree)(map(self._replace, tree))
-        return {key: self._replace(value) for key, value in tree.items()} if type(tree) is dict else tree
+        if isinstance(tree, (tuple, list)):
+            # Named tuples are made from separate values.
+            make = getattr(type(tree), "_make", type(tree))
+            return make([self._replace(value) for value in tree])
+        return {key: self._replace(value) for key, value in tree.items()} if isinstance(tree, dict) else tree

@@ -138,8 +138,6 @@ class SegmentedLoop:
     def _try_segments(self, first: FirstStep, plan: SegmentPlan, way: Way) -> tuple[LoopSegments, Ran | None]:
         """Run all segments until their borders agree; ``None`` if they do not, or if the step cannot run so."""
         loop, step = self.loop, self.loop.step
-        tensors = [*tree_leaves(loop.init), *loop.xs, *first.leaves, *first.inner]
-        needed = torch.is_grad_enabled() and any(isinstance(t, Tensor) and t.requires_grad for t in tensors)
         compiler = self.known.compiler(way)
         if way.by_newton:
             segments: LoopSegments = NewtonSteps(loop, first, compiler)
@@ -151,7 +149,6 @@ class SegmentedLoop:
         try:
             with (
                 nullcontext() if compiler is None else compiling(loop.name),
-                torch.set_grad_enabled(needed),
                 _restored(self.scratch),
             ):
                 before = Surroundings(step, self.scratch is None)

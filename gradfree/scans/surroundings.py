@@ -1,4 +1,4 @@
-"""What a step function keeps outside of its carry: variables of closures, attributes of modules, lists in them."""
+"""What a step function keeps outside of its carry: variables, defaults, attributes of modules and classes, lists."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
-from itertools import islice
-from types import FunctionType, MethodType, ModuleType
+from itertools import islice, zip_longest
+from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 from torch import Tensor, nn
@@ -18,6 +18,10 @@ from gradfree.torchside.private import version
 _PLAIN = (int, float, complex, str, bytes, bool, type(None))
 _DEPTH, _ENTRIES, _ALL = 3, 256, 10_000
 """How many containers inside each other are looked into, with how many entries, and how many values in all."""
+_BYTES = 1 << 16
+"""Arrays up to this size are compared by their contents."""
+_LIBRARIES = {*sys.stdlib_module_names, "torch", "numpy"}
+"""Packages in whose classes, modules and global variables no step keeps anything."""
 
 
 class Surroundings:
@@ -29,7 +33,7 @@ class Surroundings:
     """
 
     def __init__(self, step: Callable[..., Any], buffers: bool = True):
-        self.found: dict[tuple[Any, ...], Any] = {}
+        self.found: list[tuple[str, Any]] = []
         self._seen: set[int] = set()
         self._buffers = buffers
         self._visit("", step, _DEPTH)
@@ -41,25 +45,25 @@ class Surroundings:
         """Return what has changed since an earlier snapshot of the same function, in words; ``None`` if nothing has."""
         if self._random != earlier._random or self._numpy != earlier._numpy:
             return "draws random numbers"
-        for name in self.found.keys() | earlier.found.keys():
-            before, after = earlier.found.get(name, self), self.found.get(name, self)
-            if after is not before and not (type(after) in _PLAIN and type(after) is type(before) and after == before):
-                return f"changes {name[0]}, which it keeps from step to step"
+        for (name, after), (earlier_name, before) in zip_longest(self.found, earlier.found, fillvalue=("", self)):
+            same = after is before or (type(after) in _PLAIN and type(after) is type(before) and after == before)
+            if not same or name != earlier_name:
+                return f"changes {name or earlier_name}, which it keeps from step to step"
         return None
 
-    def _keep(self, name: str, *value: Any) -> None:
-        for n, each in enumerate(value):
-            self.found[name, n] = each
+    def _keep(self, name: str, *values: Any) -> None:
+        self.found += ((name, value) for value in values)
 
     def _visit(self, name: str, owner: Any, depth: int) -> None:
         """Note the contents of ``owner``."""
-        if id(owner) in self._seen or isinstance(owner, (*_PLAIN, type, ModuleType)) or len(self.found) > _ALL:
+        if id(owner) in self._seen or isinstance(owner, (*_PLAIN, ModuleType)) or len(self.found) > _ALL:
             return
         self._seen.add(id(owner))
         if isinstance(owner, Tensor):
-            self._keep(f"the tensor {name}", version(owner))
-            return
-        if isinstance(owner, partial):
+            # A new ``data`` has no other version.
+            own = type(owner) in (Tensor, nn.Parameter)
+            self._keep(f"the tensor {name}", version(owner), owner.data_ptr() if own else None)
+        elif isinstance(owner, partial):
             for inner in (owner.func, owner.args, owner.keywords):
                 self._visit(name, inner, depth)
         elif isinstance(owner, MethodType):
@@ -69,13 +73,30 @@ class Surroundings:
             for variable, value in _variables(owner):
                 self._keep(variable, value)
                 self._visit(variable, value, depth)
+        elif isinstance(owner, type):
+            self._visit_class(owner, depth)
         elif isinstance(owner, nn.Module):
             for path, module in owner.named_modules(prefix=name):
                 self._visit_attributes(path, module, depth)
+                self._visit(path, type(module).forward, depth)
+        elif isinstance(owner, Iterator) and not hasattr(owner, "__dict__"):
+            self._keep(name, object())  # Where it stands is not visible: taken for changed.
         elif depth:
             self._visit_container(name, owner, depth - 1)
 
+    def _visit_class(self, kind: type, depth: int) -> None:
+        for base in kind.__mro__:
+            if _is_of_library(base):
+                continue
+            for attribute, value in vars(base).items():
+                # No functions, properties and slots.
+                if not (attribute.startswith("__") or hasattr(value, "__get__")):
+                    where = f"{base.__name__}.{attribute}"
+                    self._keep(where, value)
+                    self._visit(where, value, depth)
+
     def _visit_attributes(self, path: str, owner: Any, depth: int) -> None:
+        self._visit(path, type(owner), depth)
         for attribute, value in vars(owner).items():
             where = f"{path}.{attribute}".removeprefix(".")
             if attribute == "_buffers" and not self._buffers:
@@ -99,6 +120,9 @@ class Surroundings:
         elif hasattr(owner, "__dict__"):
             return self._visit_attributes(name, owner, depth)
         else:
+            with suppress(TypeError, ValueError):
+                array = memoryview(owner)
+                self._keep(name, array.tobytes() if array.nbytes <= _BYTES else None)
             return None
         for key, value in entries:
             self._visit(f"{name}[{key!r}]", value, depth)
@@ -106,11 +130,39 @@ class Surroundings:
 
 
 def _variables(function: FunctionType) -> Iterator[tuple[str, Any]]:
-    """Yield the variables outside of a function that it can read or change, by name."""
-    code = function.__code__
-    for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
+    """Yield what a function can read or change outside of it, by name."""
+    code, names = function.__code__, list(_names(function.__code__))
+    for name, value in _free_variables(function):
+        if isinstance(value, ModuleType):
+            own = {} if _is_of_library(value) else vars(value)
+            yield from ((f"{name}.{each}", own[each]) for each in names if each in own)
+        else:
+            yield name, value
+    if not _is_of_library(function):
+        defaults = function.__defaults__ or ()
+        yield from zip(code.co_varnames[code.co_argcount - len(defaults) :], defaults, strict=False)
+        yield from (function.__kwdefaults__ or {}).items()
+        yield from ((f"{function.__name__}.{name}", value) for name, value in vars(function).items())
+
+
+def _free_variables(function: FunctionType) -> Iterator[tuple[str, Any]]:
+    """Yield the variables of a closure and the global variables that a function can read or change, by name."""
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
         with suppress(ValueError):  # Not assigned yet.
             yield name, cell.cell_contents
-    for name in code.co_names:
+    for name in () if _is_of_library(function) else _names(function.__code__):
         if name in function.__globals__:
             yield name, function.__globals__[name]
+
+
+def _names(code: CodeType) -> Iterator[str]:
+    """Yield the names of global variables and attributes in a function's code and in that of its inner functions."""
+    yield from code.co_names
+    for inner in code.co_consts:
+        if isinstance(inner, CodeType):
+            yield from _names(inner)
+
+
+def _is_of_library(owner: Any) -> bool:
+    module = owner.__name__ if isinstance(owner, ModuleType) else owner.__module__
+    return str(module).partition(".")[0] in _LIBRARIES

@@ -1,5 +1,7 @@
 """Step functions of many kinds, with their parameters and inputs."""
 
+from typing import NamedTuple
+
 import torch
 import torch.nn.functional as F
 import uncut_steps
@@ -290,6 +292,17 @@ def unseen_inner(t):
     return [weight, *read.parameters()], lambda h, x: Scale.apply(h, inner) + read(x) * weight
 
 
+class Pair(NamedTuple):
+    first: torch.Tensor
+    second: torch.Tensor
+
+
+def named_tuple(t):
+    weight = nn.Parameter(torch.rand(H) / 2)
+    pair, read = Pair(weight.sin(), weight.cos()), nn.Linear(I, H)
+    return [weight, *read.parameters()], lambda h, x: torch.tanh(torch.stack(pair).prod(0) * h + read(x))
+
+
 def batch_norm(training):
     def make(t):
         params, cell = gru(t)
@@ -357,6 +370,7 @@ KINDS = {
     "spikes with a vmap rule": (spikes(Spike), True),
     "a weight that only a Function takes": (same(unseen_weight), True),
     "an outside tensor that only a Function takes": (same(unseen_inner), True),
+    "outside tensors in a named tuple": (same(named_tuple), True),
     "BatchNorm in evaluation": (same(batch_norm(False)), True),
     "frozen and unused parameters": (same(frozen), True),
     "detached carry": (detached_carry, True),
@@ -367,6 +381,7 @@ KINDS = {
     "appends to a list": (uncut(uncut_steps.appends), False),
     "counts its calls": (uncut(uncut_steps.counts), False),
     "counts in a tensor": (uncut(uncut_steps.buffer_in_place), False),
+    **{name: (uncut(kind), False) for name, kind in uncut_steps.COUNTERS.items()},
     "overwrites its carry": (uncut(uncut_steps.overwrites_its_carry), False),
     "hook on its carry": (uncut(uncut_steps.hook_on_carry), False),
     "hook on its carry from the second step on": (uncut(uncut_steps.hook_from_the_second_step_on), False),

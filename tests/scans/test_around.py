@@ -101,6 +101,20 @@ def test_a_carry_goes_through_several_calls_and_outputs_may_be_changed_in_place(
     assert off_by(*found[::-1]) < 1e-10
 
 
+def test_a_step_in_segments_may_ask_whether_gradients_are_enabled():
+    at_once = partial(gradfree.scan, engine=ENGINES["shooting"])
+
+    def step(h, x):
+        h = torch.tanh(0.5 * h + x)
+        return h, h if torch.is_grad_enabled() else -h
+
+    x = torch.randn(T, B, H)
+    for enabled in (True, False):
+        with torch.set_grad_enabled(enabled):
+            found, expected = (scan(step, torch.zeros(B, H), x)[1] for scan in (at_once, loop))
+        assert off_by([found], [expected]) < 1e-10
+
+
 @pytest.mark.parametrize("options", [("shooting", {"segments": 5}), ("newton", {"max_sweeps": T})])
 def test_autocast_has_the_loops_precision(options):
     found, engine = [], create_engine(options[0], **options[1])

@@ -1,7 +1,10 @@
 """Step functions that cannot run in segments; each makes parameters and a step from the cell that it is given."""
 
+import itertools
 import random
+from types import ModuleType
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
@@ -89,3 +92,140 @@ def checkpointed(params, cell, x):
 
 def narrow_start(params, cell, x):
     return params, lambda h, x: cell(h.expand(x.shape[1], -1), x), torch.zeros(1, params[0].shape[0] // 3), x
+
+
+def counting(counter):
+    """Return a kind of steps that use the number of their calls, which ``counter()`` counts."""
+
+    def kind(params, cell, x):
+        count = counter()
+        return params, lambda h, x: cell(h, x) / count()
+
+    return kind
+
+
+def in_an_attribute():
+    def count():
+        count.calls += 1
+        return count.calls
+
+    count.calls = 0
+    return count
+
+
+def in_a_default():
+    def count(first=0, calls=[0]):  # noqa: B006
+        calls[0] += 1
+        return first + calls[0]
+
+    count.__defaults__ = 0, [0]
+    return count
+
+
+def in_a_keyword_default():
+    def count(*, calls=[0]):  # noqa: B006
+        calls[0] += 1
+        return calls[0]
+
+    count.__kwdefaults__ = {"calls": [0]}
+    return count
+
+
+def in_a_class():
+    class Calls:
+        number = 0
+
+        def __call__(self):
+            type(self).number += 1
+            return self.number
+
+    return Calls()
+
+
+def in_a_module():
+    counters = ModuleType("counters")
+    counters.calls = 0
+
+    def count():
+        counters.calls += 1
+        return counters.calls
+
+    return count
+
+
+def in_an_inner_function():
+    global calls
+    calls = 0
+
+    def count():
+        def one_more():
+            global calls
+            calls += 1
+            return calls
+
+        return one_more()
+
+    return count
+
+
+def in_an_iterator():
+    numbers = itertools.count(1)
+    return lambda: next(numbers)
+
+
+def in_a_generator():
+    numbers = (n for n in range(1, 1000))
+    return lambda: next(numbers)
+
+
+def in_new_data():
+    steps = torch.zeros(())
+
+    def count():
+        steps.data = steps + 1
+        return steps.clone()
+
+    return count
+
+
+def in_an_array():
+    steps = np.zeros(2)
+
+    def count():
+        steps[1] += 1
+        return steps[1]
+
+    return count
+
+
+def in_one_of_two_of_a_name():
+    def counter():
+        n = 0
+
+        def count():
+            nonlocal n
+            n += 1
+            return n
+
+        return count
+
+    changing, n = counter(), 3
+    return lambda: changing() * n
+
+
+COUNTERS = {
+    f"counts {counter.__name__.replace('_', ' ')}": counting(counter)
+    for counter in (
+        in_an_attribute,
+        in_a_default,
+        in_a_keyword_default,
+        in_a_class,
+        in_a_module,
+        in_an_inner_function,
+        in_an_iterator,
+        in_a_generator,
+        in_new_data,
+        in_an_array,
+        in_one_of_two_of_a_name,
+    )
+}
