@@ -35,6 +35,7 @@ class FirstStep:
         leaves: the leaf tensors that need a gradient and that the step takes from outside.
         inner: the other tensors that need a gradient and that it takes from outside.
         has_fused_cells: whether it calls one of :data:`~gradfree.scans.fused_cells.FORMULAS`.
+        may_be_cache: whether the problem is a change outside of the step, which may have filled a cache once for all.
         remedy: what to do about the problem.
     """
 
@@ -44,6 +45,7 @@ class FirstStep:
     leaves: list[Tensor]
     inner: list[Tensor]
     has_fused_cells: bool
+    may_be_cache: bool
     remedy: str = (
         "Return what it keeps as a part of y, draw random numbers before and pass them in xs, or use "
         "engine='backprop', which is the plain loop without this warning."
@@ -121,7 +123,8 @@ def run_first_step(loop: Loop, scratch: bool) -> FirstStep:
         carry, y = loop.step(init, x)
     # What the step returns as it is, no function takes.
     watch.note(tree_leaves((carry, y)))
-    problem = watch.problem or Surroundings(loop.step, not scratch).change(before)
+    change = Surroundings(loop.step, not scratch).change(before)
+    problem = watch.problem or change
     if problem is None and watch.was_changed():
         problem = "changes a tensor in place that it has not made itself"
     problem = problem or _shape_problem(init, carry)
@@ -133,7 +136,8 @@ def run_first_step(loop: Loop, scratch: bool) -> FirstStep:
     # Includes what a function of torch.autograd.Function takes, which no mode sees.
     leaves = {id(leaf): leaf for leaf in walk(made, stops).leaves if id(leaf) not in known}
     leaves |= {id(t): t for t in needed if t.is_leaf}
-    return FirstStep(carry, y, problem, list(leaves.values()), inner, watch.has_fused_cells)
+    may_be_cache = change is not None and problem is change
+    return FirstStep(carry, y, problem, list(leaves.values()), inner, watch.has_fused_cells, may_be_cache)
 
 
 def _shape_problem(init: Any, carry: Any) -> str | None:

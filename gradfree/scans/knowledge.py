@@ -89,12 +89,18 @@ class Knowledge:
     _memories: dict[Hashable, dict[str, Tensor]] = field(default_factory=dict)
     _contests: dict[Hashable, Contest] = field(default_factory=dict)
     _warned: set[str] = field(default_factory=set)
+    _has_changed: bool = False
 
     def warn(self, message: str) -> None:
         """Issue a warning, once."""
         if message not in self._warned:
             self._warned.add(message)
             warnings.warn(message, stacklevel=2)
+
+    def is_first_change(self) -> bool:
+        """Return whether no earlier call has changed anything outside of its step."""
+        was, self._has_changed = self._has_changed, True
+        return not was
 
     def memory(self, like: Tensor) -> dict[str, Tensor]:
         """Return the memory of the passes through states such as ``like`` (rows, units)."""

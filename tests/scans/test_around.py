@@ -115,6 +115,21 @@ def test_a_step_in_segments_may_ask_whether_gradients_are_enabled():
         assert off_by([found], [expected]) < 1e-10
 
 
+def test_a_step_that_fills_a_cache_runs_in_segments_from_the_second_call_on(recwarn):
+    cache, x = {}, torch.randn(T, B, H, requires_grad=True)
+
+    def step(h, x):
+        h = torch.tanh(cache.setdefault(h.dtype, 0.5) * h + x)
+        return h, h
+
+    for cut in (False, True):
+        with gradfree.engine_figures() as figures:
+            _, y = gradfree.scan(step, torch.zeros(B, H), x, engine=ENGINES["shooting"])
+            y.sum().backward()
+        assert bool(figures) == cut
+    assert not recwarn
+
+
 @pytest.mark.parametrize("options", [("shooting", {"segments": 5}), ("newton", {"max_sweeps": T})])
 def test_autocast_has_the_loops_precision(options):
     found, engine = [], create_engine(options[0], **options[1])

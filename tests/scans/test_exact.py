@@ -14,7 +14,8 @@ def test_steps_that_run_in_segments_equal_the_loop(kind, length):
 
 @pytest.mark.parametrize("kind", [kind for kind, (_, cut) in KINDS.items() if not cut])
 def test_steps_that_cannot_run_in_segments_are_the_loop_with_a_warning(kind):
-    task = CutTask(kind, 40)
-    assert compare(task) == 0.0
-    assert not task.was_cut
-    assert any("runs step by step: the step" in message for message in task.messages)
+    """With the second call at the latest: the first one may have filled a cache."""
+    tasks = [CutTask(kind, 40), CutTask(kind, 40)]
+    assert [compare(task) for task in tasks] == [0.0, 0.0]
+    assert not any(task.was_cut for task in tasks)
+    assert any("runs step by step: the step" in message for task in tasks for message in task.messages)

@@ -131,14 +131,16 @@ def in_a_keyword_default():
     return count
 
 
+class Calls:
+    number = 0
+
+    def __call__(self):
+        type(self).number += 1
+        return self.number
+
+
 def in_a_class():
-    class Calls:
-        number = 0
-
-        def __call__(self):
-            type(self).number += 1
-            return self.number
-
+    Calls.number = 0
     return Calls()
 
 
