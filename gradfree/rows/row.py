@@ -37,6 +37,7 @@ from gradfree.torchside.private import (
     saves_elsewhere,
     version,
 )
+from gradfree.torchside.random_state import RandomState
 from gradfree.torchside.structure import call, structure_of, tensors_of
 
 _PLANS = 16
@@ -112,7 +113,7 @@ class _Blocks(Function):
         states, tensors = found[: len(paths) + 1], found[len(paths) + 1 :]
         columns = {name: tensors[n :: len(names)] for n, name in enumerate(names)}
         row = RowChain(chain, plan.structure, columns, parameters, states, ctx.needs_input_grad[3])
-        if row.operations != ctx.operations:
+        if row.operations != ctx.operations or plan.settings.changed_outside():
             raise SETTINGS_CHANGED.error(path=ctx.path)
         solved = chain.attachment.solve(row, [*[None] * (len(paths) - 1), cotangent])
         chain.attachment.solved.update(paths)
@@ -126,6 +127,12 @@ def _run(path: str, block: nn.Module, given: Tensor) -> Tensor:
     if version(given) != before:
         raise ChainError(f"{path} changes its state in place. Attach with batched=False.")
     return out
+
+
+def _operations(block: nn.Module, state: Tensor) -> Hashable:
+    with torch.enable_grad():
+        given = entering(state)
+        return operations([block.forward(given)], [given, *tensors_of(block).values()])
 
 
 class SequentialRow:
@@ -221,7 +228,9 @@ class SequentialRow:
             tuple([None if t is None else (t.requires_grad, t.dtype) for t in tensors]),
         )
         if key not in self._plans:
-            self._plans = dict(list(self._plans.items())[-_PLANS:]) | {key: self._make_plan(state, settings)}
+            # The blocks may draw random numbers as they are looked at.
+            with RandomState(state.device).restored():
+                self._plans = dict(list(self._plans.items())[-_PLANS:]) | {key: self._make_plan(state, settings)}
         return self._plans[key]
 
     def _make_plan(self, state: Tensor, settings: Settings) -> RowPlan | str:
@@ -250,6 +259,8 @@ class SequentialRow:
         engine = self._chain.attachment.engine
         if isinstance(factor, Tensor) and engine.needs_residual and self._chain.declared is None:
             return "their residual path is not the same number in every pass"
+        if len({_operations(block, given) for block in blocks}) > 1:
+            return "they compute their outputs by different operations"
         nodes, parameters = len(graph.nodes), sum(p.numel() for p in structure.parameters())
         if not declared and not batch_pays(state.device, nodes, parameters, nodes * state.numel()):
             return "a batch of such blocks would take longer"

@@ -1,4 +1,4 @@
-"""What the forward of a module reads besides tensors: its attributes, and what is in the objects that they hold."""
+"""What the forward of a module reads besides tensors: its attributes, what they hold, and variables outside of it."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from torch.nn.modules.dropout import _DropoutNd
 
 from gradfree.torchside.sharding import is_torchs_own
 from gradfree.torchside.structure import held_by
+from gradfree.torchside.surroundings import Surroundings
 
 _MOST = 10_000
 """How many values are watched in the objects that modules hold."""
@@ -23,8 +24,8 @@ class Settings:
     """Watches the settings of modules for changes, by identity.
 
     These are attributes of modules that are not torch's own (and rates of dropout), their submodules, and all that is
-    in lists, dictionaries and other objects that attributes hold. Attributes of torch's layers change outputs, which
-    are compared.
+    in lists, dictionaries and other objects that attributes hold; attributes of their classes, and variables outside
+    that their ``forward`` names. Attributes of torch's layers change outputs, which are compared.
 
     Args:
         modules: the modules.
@@ -36,6 +37,9 @@ class Settings:
     def __init__(self, modules: Iterable[nn.Module]):
         modules = list(modules)
         users = [vars(m) for m in modules if isinstance(m, _DropoutNd) or not is_torchs_own(m)]
+        kinds = dict.fromkeys(type(m) for m in modules if not is_torchs_own(m))
+        self._kinds = (*kinds, *(kind.forward for kind in kinds))
+        self._outside = Surroundings(self._kinds)
         self._own: list[Iterable[Any]] = [*map(dict.values, users)]
         self._own += [m._modules.values() for m in modules if m._modules]
         held = _inside(value for own in users for value in held_by(own))
@@ -49,7 +53,11 @@ class Settings:
 
     def changed_inside(self) -> bool:
         """The same without the attributes of the modules themselves."""
-        return bool(self._held) and not _same(_values(self._held), self._known_inside)
+        return self.changed_outside() or (bool(self._held) and not _same(_values(self._held), self._known_inside))
+
+    def changed_outside(self) -> bool:
+        """The same for classes and variables outside of the modules only."""
+        return Surroundings(self._kinds).change_of_values(self._outside) is not None
 
 
 def _inside(values: Iterable[Any]) -> list[Iterable[Any]] | None:

@@ -14,9 +14,9 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_map
 
 from gradfree.loops.recurrence import Loop, builder
 from gradfree.scans.fused_cells import FORMULAS
-from gradfree.scans.surroundings import Surroundings
 from gradfree.torchside.graph import walk
 from gradfree.torchside.private import saves_elsewhere, sequence_number, transforms_active, version
+from gradfree.torchside.surroundings import Surroundings
 
 _OBSERVES = ("register_hook", "register_post_accumulate_grad_hook", "retain_grad", "backward", "grad")
 _ASKS = {getattr(Tensor, name).__get__ for name in ("requires_grad", "grad_fn", "is_leaf")}

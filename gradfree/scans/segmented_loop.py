@@ -25,12 +25,12 @@ from gradfree.scans.narrow import MOST
 from gradfree.scans.newton import DependentRowsError, NewtonSteps
 from gradfree.scans.rules import LoopRule
 from gradfree.scans.segments import LoopSegments, Ran
-from gradfree.scans.surroundings import Surroundings
 from gradfree.segments.rule import SegmentPlan
 from gradfree.time.cell_chain import autocast_now
 from gradfree.torchside.guards import check_finite, refuse_batched, refuse_other_values, refuse_second_derivatives
 from gradfree.torchside.hooks import when_backward, without_hooks
 from gradfree.torchside.private import is_simulated, keeps_graph, other_pass, transforms_active
+from gradfree.torchside.surroundings import Surroundings
 
 
 @dataclass

@@ -181,6 +181,84 @@ def test_blocks_that_change_their_shared_settings_run_one_by_one_and_once():
         model(x)
 
 
+OUTSIDE = {"scale": 1.0, "frozen": set(), "calls": 0}
+
+
+class Outside(Flagged):
+    """Reads variables outside that change gradients and no outputs."""
+
+    def forward(self, x):
+        y = self.branch(x)
+        y = y.detach() if self.trunk in OUTSIDE["frozen"] else y
+        y = y * OUTSIDE["scale"] + y.detach() * (1 - OUTSIDE["scale"])
+        return x + torch.tanh(y)
+
+
+class Counted(Flagged):
+    """Does not train its third call."""
+
+    def forward(self, x):
+        OUTSIDE["calls"] += 1
+        y = torch.tanh(self.branch(x))
+        return x + (y.detach() if OUTSIDE["calls"] % L == 3 else y)
+
+
+@pytest.fixture
+def outside():
+    yield OUTSIDE
+    OUTSIDE.update(scale=1.0, frozen=set(), calls=0)
+
+
+@pytest.mark.parametrize("batched", ["auto", True])
+def test_blocks_that_compute_in_different_ways_run_one_by_one_or_are_refused(batched, outside):
+    model, x = nn.Sequential(*[Outside(Place("global")) for _ in range(L)]), torch.randn(4, WIDTH)
+    for n in (2, 4):
+        outside["frozen"] = {model[n].trunk}
+        expected = outcome(model, x)
+        with attached(model, "fixed_point", batched):
+            if batched is True:
+                with pytest.raises(ChainError, match="by different operations"):
+                    model(x)
+            else:
+                assert_equal_gradients(outcome(model, x), expected)
+
+
+@pytest.mark.parametrize("batched", ["auto", True])
+def test_blocks_that_count_outside_run_one_by_one_or_are_refused(batched, outside):
+    model, x = nn.Sequential(*[Counted(Place("global")) for _ in range(L)]), torch.randn(4, WIDTH)
+    expected = outcome(model, x)
+    with attached(model, "fixed_point", batched):
+        if batched is True:
+            with pytest.raises(ChainError, match="stores tensors or counts"):
+                model(x)
+            return
+        model(x)  # Looks at the blocks, which counts, too.
+        outside["calls"] = 0
+        assert_equal_gradients(outcome(model, x), expected)
+
+
+def test_a_variable_outside_that_changes_between_the_passes_is_refused(outside):
+    model, x = nn.Sequential(*[Outside(Place("global")) for _ in range(L)]), torch.randn(4, WIDTH)
+    with attached(model, "fixed_point", True):
+        loss = model(x).square().sum()
+        outside["scale"] = 0.5
+        with pytest.raises(ChainError, match="a setting that it reads has changed"):
+            loss.backward()
+
+
+def test_looking_at_blocks_draws_no_random_numbers():
+    class Noisy(nn.Linear):
+        def forward(self, x):
+            return x + torch.tanh(super().forward(x)) * torch.rand(())
+
+    model, x, drawn = nn.Sequential(*[Noisy(WIDTH, WIDTH) for _ in range(L)]), torch.randn(4, WIDTH), []
+    for batched in (False, "auto"):
+        torch.manual_seed(0)
+        with attached(model, "fixed_point", batched):
+            drawn.append((model(x), torch.rand(())))
+    torch.testing.assert_close(*drawn, rtol=0, atol=0)
+
+
 def test_a_tensor_that_needs_a_gradient_late_is_refused_in_a_row():
     """One by one, the blocks would refuse it, too: it is no argument and no parameter."""
     scale = torch.ones(())

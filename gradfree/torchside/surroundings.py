@@ -1,12 +1,13 @@
-"""What a step function keeps outside of its carry: variables, defaults, attributes of modules and classes, lists."""
+"""What functions keep outside of what they return: variables, defaults, attributes of modules and classes, lists."""
 
 from __future__ import annotations
 
 import random
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from functools import partial
+from dis import get_instructions
+from functools import lru_cache, partial
 from itertools import islice, zip_longest
 from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
@@ -28,11 +29,11 @@ class Surroundings:
     """A snapshot of what a function can change outside of what it returns.
 
     Args:
-        step: a function, method, ``functools.partial`` or module.
+        step: a function, method, ``functools.partial`` or module, or a tuple of functions and classes.
         buffers: whether attributes of modules count.
     """
 
-    def __init__(self, step: Callable[..., Any], buffers: bool = True):
+    def __init__(self, step: Any, buffers: bool = True):
         self.found: list[tuple[str, Any]] = []
         self._seen: set[int] = set()
         self._buffers = buffers
@@ -45,6 +46,10 @@ class Surroundings:
         """Return what has changed since an earlier snapshot of the same function, in words; ``None`` if nothing has."""
         if self._random != earlier._random or self._numpy != earlier._numpy:
             return "draws random numbers"
+        return self.change_of_values(earlier)
+
+    def change_of_values(self, earlier: Surroundings) -> str | None:
+        """Return the same without random numbers, which other code may have drawn in between."""
         for (name, after), (earlier_name, before) in zip_longest(self.found, earlier.found, fillvalue=("", self)):
             same = after is before or (type(after) in _PLAIN and type(after) is type(before) and after == before)
             if not same or name != earlier_name:
@@ -131,11 +136,11 @@ class Surroundings:
 
 def _variables(function: FunctionType) -> Iterator[tuple[str, Any]]:
     """Yield what a function can read or change outside of it, by name."""
-    code, names = function.__code__, list(_names(function.__code__))
+    code = function.__code__
     for name, value in _free_variables(function):
         if isinstance(value, ModuleType):
             own = {} if _is_of_library(value) else vars(value)
-            yield from ((f"{name}.{each}", own[each]) for each in names if each in own)
+            yield from ((f"{name}.{each}", own[each]) for each in _names(code)[1] if each in own)
         else:
             yield name, value
     if not _is_of_library(function):
@@ -150,17 +155,25 @@ def _free_variables(function: FunctionType) -> Iterator[tuple[str, Any]]:
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
         with suppress(ValueError):  # Not assigned yet.
             yield name, cell.cell_contents
-    for name in () if _is_of_library(function) else _names(function.__code__):
+    for name in () if _is_of_library(function) else _names(function.__code__)[0]:
         if name in function.__globals__:
             yield name, function.__globals__[name]
 
 
-def _names(code: CodeType) -> Iterator[str]:
-    """Yield the names of global variables and attributes in a function's code and in that of its inner functions."""
-    yield from code.co_names
+@lru_cache(1024)
+def _names(code: CodeType) -> tuple[Sequence[str], Sequence[str]]:
+    """Return the names of global variables, and of attributes, in a function's code and that of its inner functions."""
+    of_globals, of_attributes = [], []
+    for instruction in get_instructions(code):
+        if instruction.opname.endswith("_GLOBAL"):
+            of_globals.append(instruction.argval)
+        elif instruction.opname.endswith(("_ATTR", "_METHOD")):
+            of_attributes.append(instruction.argval)
     for inner in code.co_consts:
         if isinstance(inner, CodeType):
-            yield from _names(inner)
+            for names, own in zip((of_globals, of_attributes), _names(inner), strict=True):
+                names += own
+    return tuple(dict.fromkeys(of_globals)), tuple(dict.fromkeys(of_attributes))
 
 
 def _is_of_library(owner: Any) -> bool:
