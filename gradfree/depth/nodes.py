@@ -33,7 +33,7 @@ from gradfree.algebra.cotangents import Cotangent
 from gradfree.errors import ChainError
 from gradfree.torchside.guards import refuse_second_derivatives
 from gradfree.torchside.hooks import spare_hooks
-from gradfree.torchside.private import Function, hooks_of, node_class, when_hooked
+from gradfree.torchside.private import Function, node_class, when_hooked
 
 
 class Recording(Protocol):
@@ -84,7 +84,7 @@ class Start(Function):
         gradients = ctx.recording.solve()
         parameters = ctx.recording.parameters
         reached = gradients[len(gradients) - len(parameters) :]
-        spare_hooks(hooks_of(p) for p, g in zip(parameters, reached, strict=True) if g is None)
+        spare_hooks(p for p, g in zip(parameters, reached, strict=True) if g is None)
         return None, *gradients
 
 

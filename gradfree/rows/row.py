@@ -30,7 +30,6 @@ from gradfree.torchside.hooks import spare_hooks
 from gradfree.torchside.private import (
     Function,
     global_hooks,
-    hooks_of,
     is_compiled_around,
     keeps_graph,
     recomputed,
@@ -117,7 +116,7 @@ class _Blocks(Function):
             raise SETTINGS_CHANGED.error(path=ctx.path)
         solved = chain.attachment.solve(row, [*[None] * (len(paths) - 1), cotangent])
         chain.attachment.solved.update(paths)
-        spare_hooks(hooks_of(p) for p, g in zip(parameters, solved.parameters, strict=True) if g is None)
+        spare_hooks(p for p, g in zip(parameters, solved.parameters, strict=True) if g is None)
         return None, None, None, solved.initial, *solved.parameters
 
 

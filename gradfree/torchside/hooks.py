@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-from gradfree.torchside.private import after_backward, hooks_of
+from gradfree.torchside.private import after_backward, hooks_of, late_hooks_of, version
 
 
 def has_hooks(tensor: Tensor) -> bool:
@@ -30,26 +30,48 @@ def without_hooks(leaves: Sequence[Tensor]) -> Iterator[None]:
             hooks.update(saved)
 
 
-def spare_hooks(hooks: Iterable[dict[int, Any] | None]) -> None:
-    """Until the running backward pass ends, suppress calls of tensor ``hooks`` with ``None``.
+def spare_hooks(tensors: Iterable[Tensor]) -> None:
+    """Until the running backward pass ends, suppress calls of the hooks of ``tensors`` that get no gradient.
 
-    Autograd calls a hook with ``None`` if an autograd function returns that. For a tensor that it does not reach, it
-    would not call the hook at all.
+    Autograd calls a tensor hook with ``None``, and hooks that follow the accumulation of a gradient, if an autograd
+    function returns ``None``. For a tensor that it does not reach, it would call neither.
     """
-    hooked = [(own, dict(own)) for own in hooks if own]
+    hooked: list[tuple[dict[int, Any], dict[int, Any]]] = []
+
+    def wrap(own: dict[int, Any] | None, wrapped: Callable[[Any], Any]) -> None:
+        # Another chain may have wrapped some in this pass.
+        fresh = {key: hook for key, hook in (own or {}).items() if getattr(hook, "func", None) not in _SPARING}
+        if own and fresh:
+            hooked.append((own, fresh))
+            own.update({key: wrapped(hook) for key, hook in fresh.items()})
 
     def restore() -> None:
         for own, saved in hooked:
             own.update({key: hook for key, hook in saved.items() if key in own})
 
-    for own, saved in hooked:
-        own.update({key: partial(_unless_none, hook) for key, hook in saved.items()})
+    for tensor in tensors:
+        wrap(hooks_of(tensor), lambda hook: partial(_unless_none, hook))
+        if late := late_hooks_of(tensor):
+            state = _state_of_gradient(tensor)
+            wrap(late, lambda hook, state=state: partial(_if_accumulated, hook, state))  # type: ignore[misc]
     if hooked:
         after_backward(restore)
 
 
+def _if_accumulated(hook: Callable[[Tensor], None], before: object, tensor: Tensor) -> None:
+    if _state_of_gradient(tensor) != before:
+        hook(tensor)
+
+
+def _state_of_gradient(tensor: Tensor) -> object:
+    return None if tensor.grad is None else (id(tensor.grad), version(tensor.grad))
+
+
 def _unless_none(hook: Callable[[Tensor], Tensor | None], grad: Tensor | None) -> Tensor | None:
     return None if grad is None else hook(grad)
+
+
+_SPARING = (_unless_none, _if_accumulated)
 
 
 def when_backward(outputs: Iterable[Tensor], calls: Iterable[Callable[[], None]]) -> None:

@@ -190,6 +190,11 @@ hooks_of: Callable[[Tensor], OrderedDict[int, Any] | None] = _needed(
 )
 """Return the gradient hooks that are on a tensor."""
 
+late_hooks_of: Callable[[Tensor], OrderedDict[int, Any] | None] = _needed(
+    "torch.Tensor._post_accumulate_grad_hooks", "spares hooks of parameters that get no gradient", attribute=True
+)
+"""Return the hooks that follow the accumulation of a tensor's gradient."""
+
 
 _add_hooks = _private(
     "torch.autograd.function.BackwardCFunction._register_hook_dict",

@@ -6,7 +6,15 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import gradfree
-from gradfree.testing.cases.models import NormAndDropout, Plain, assert_equal_gradients, gradients, plain_model
+from gradfree.testing.cases.models import (
+    LayeredModel,
+    Model,
+    NormAndDropout,
+    Plain,
+    assert_equal_gradients,
+    gradients,
+    plain_model,
+)
 
 EXACT = {
     "backprop": gradfree.create_engine("backprop", plain=False),
@@ -75,6 +83,38 @@ def test_hooks_on_parameters_run_once_where_there_is_a_gradient(engine):
     for hook in hooks:
         hook.remove()
     assert not skipped._backward_hooks
+
+
+@pytest.mark.parametrize("make", [Model, lambda blocks: LayeredModel(*blocks)], ids=["ModuleList", "Sequential"])
+def test_hooks_after_gradients_run_once_for_each_gradient(engine, make):
+    """Not for one of an earlier pass: the gates are used in the first pass only."""
+
+    class Gated(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear, self.gate, self.uses_gate = nn.Linear(6, 6), nn.Linear(6, 6), True
+
+        def forward(self, x):
+            y = torch.tanh(self.linear(x))
+            return x + (y * self.gate(x).sigmoid() if self.uses_gate else y)
+
+    def halve(p):
+        p.grad.mul_(0.5)
+
+    model, x, found = make([Gated() for _ in range(3)]), torch.randn(4, 6), []
+    for p in model.parameters():
+        p.register_post_accumulate_grad_hook(halve)
+    for each in (None, engine):
+        handle = each.attach(model) if each else None
+        model.zero_grad()
+        for uses_gate in (True, False):
+            for block in model.blocks:
+                block.uses_gate = uses_gate
+            model(x).square().sum().backward()
+        found.append({name: p.grad for name, p in model.named_parameters()})
+        if handle:
+            handle.detach()
+    assert_equal_gradients(*found[::-1])
 
 
 def test_reading_the_residual_path_recomputes_no_checkpointed_block():
