@@ -64,6 +64,8 @@ class EngineOptimizer(Optimizer):
             raise TypeError(f"model must be an nn.Module, not {one(type(model).__name__)}.")
         if watch is not None and not isinstance(watch, GradientWatch):
             raise TypeError(f"watch must be a gradfree.GradientWatch(every=100), not {watch!r}.")
+        if watch is not None and watch.is_used:
+            raise ValueError("this GradientWatch checks another engine already: make one for each EngineOptimizer.")
         own = {id(p) for group in optimizer.param_groups for p in group["params"]}
         if own.isdisjoint(map(id, model.parameters())):
             raise ValueError(f"the optimizer holds none of the parameters of {type(model).__name__}.")

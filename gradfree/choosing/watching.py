@@ -55,6 +55,11 @@ class GradientWatch:
         self._step, self._next = 0, 0
         self._handle = Handle()
 
+    @property
+    def is_used(self) -> bool:
+        """Whether it checks an engine that is attached."""
+        return self._handle.attached
+
     def start(self, handle: Handle) -> None:
         """Start checking an attached engine, with the step count and options of this watch or of its loaded state."""
         self._handle = handle

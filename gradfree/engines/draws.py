@@ -30,5 +30,11 @@ def new_generator(chain: Chain, owner: str, seed: int, device: torch.device) -> 
 
 
 def normal(generator: torch.Generator, shape: Sequence[int], like: Tensor) -> Tensor:
-    """Return normal numbers, drawn on the device of ``generator``, with the dtype and the device of ``like``."""
+    """Return normal numbers, drawn on the device of ``generator``, with the dtype and the device of ``like``.
+
+    Both parts of complex numbers have variance 1.
+    """
+    if like.is_complex():
+        parts = torch.randn((*shape, 2), generator=generator, device=generator.device)
+        return torch.view_as_complex(parts).to(like)
     return torch.randn(shape, generator=generator, device=generator.device).to(like)

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from functools import partial
+from math import isfinite
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -143,10 +144,13 @@ class Engine(Solver):
 
         Raises:
             TypeError: ``model`` is not a module, or ``residual`` not a number.
+            ValueError: ``residual`` is not finite.
             Exception: anything that the model itself raises on the batch.
         """
         if residual is not None and (isinstance(residual, bool) or not isinstance(residual, int | float)):
             raise TypeError(f"residual must be a number, the K of K = residual · I, not {residual!r}.")
+        if residual is not None and not isfinite(residual):
+            raise ValueError(f"residual must be finite, not {residual}.")
         if not isinstance(model, nn.Module):
             raise TypeError(f"model must be an nn.Module, not {one(type(model).__name__)}.")
         report = self.find(model, chains)

@@ -101,13 +101,20 @@ def run_compiled(loop: Loop, compiler: Compiler) -> tuple[Any, Any]:
 @contextmanager
 def compiling(name: str) -> Iterator[None]:
     """Compile inside the ``with`` so that backward passes can be repeated, and name the step in errors."""
-    from torch._dynamo.exc import TorchDynamoException
+    from torch._dynamo import config as of_dynamo
+    from torch._dynamo import exc
     from torch._functorch import config
 
+    # Hooks of modules inside a cell may change after the first call.
     try:
-        with config.patch(donated_buffer=False):
+        with config.patch(donated_buffer=False), of_dynamo.patch(skip_nnmodule_hook_guards=False):
             yield
-    except TorchDynamoException as error:
+    except getattr(exc, "FailOnRecompileLimitHit", ()) as error:
+        raise ChainError(
+            f"{name} is compiled anew too often: torch compiles once for each value of a number that the step takes "
+            "from outside. Make such numbers tensors, or leave compile=True out."
+        ) from error
+    except exc.TorchDynamoException as error:
         raise ChainError(
             f"{name} cannot be compiled as a whole, and a part of it would not be faster. Leave compile=True out, or "
             f"change the line that torch names: {error}"

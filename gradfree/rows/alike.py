@@ -94,6 +94,8 @@ def _why_not_batchable(module: nn.Module) -> str | None:
         return "computes its parameters"
     if "register_hook" in getattr(getattr(type(module).forward, "__code__", None), "co_names", ()):
         return "calls register_hook"
+    if any(p is not None and p.dim() > 3 and not p.is_contiguous() for p in module._parameters.values()):
+        return "has weights in channels-last layout"
     if any(isinstance(value, Tensor) for value in vars(module).values()):
         return "holds a tensor that is no parameter or buffer"
     return None

@@ -150,6 +150,19 @@ def test_mezo_is_unbiased():
     assert (samples.mean(0) - truth).norm() < 0.2 * truth.norm()
 
 
+def test_mezo_trains_both_parts_of_complex_weights():
+    net, x = nn.Sequential(nn.Linear(3, 3), nn.Tanh(), nn.Linear(3, 3)).to(torch.complex128), torch.randn(4, 3) + 0j
+
+    def loss():
+        return net(x).abs().square().sum()
+
+    exact = torch.cat([g.flatten() for g in torch.autograd.grad(loss(), list(net.parameters()))])
+    with MeZO(samples=2000, epsilon=1e-4).attach(net, [""]) as handle, handle.lesson(loss=loss):
+        loss().backward()
+    found = torch.cat([p.grad.flatten() for p in net.parameters()])
+    assert (found - exact).norm() < 0.2 * exact.norm()
+
+
 def test_mezo_estimates_the_slope_of_the_loss_itself_and_leaves_the_weights():
     net, x, y = dense(4, 5, 3, bend=nn.Tanh), torch.randn(7, 4), torch.randint(3, (7,))
     before = copy.deepcopy(net.state_dict())

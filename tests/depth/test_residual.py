@@ -167,6 +167,8 @@ def test_a_declared_residual_path_is_used():
         assert torch.equal(declared, first(gradfree.create_engine("dsf", feedback=0.7, iterations=k)))
     with pytest.raises(TypeError, match="residual must be a number"):
         engine.attach(model, residual="yes")
+    with pytest.raises(ValueError, match="residual must be finite, not nan"):
+        engine.attach(model, residual=float("nan"))
 
 
 class Renamed(torch.autograd.Function):

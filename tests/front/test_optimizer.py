@@ -126,6 +126,16 @@ def test_wrong_arguments_raise_and_change_nothing(call, message):
     assert_unchanged(model, before)
 
 
+def test_a_watch_is_for_one_optimizer():
+    watch, first, second = gradfree.GradientWatch(), plain_model(), plain_model()
+    optimizer, before = wrapped(first, HIGHWAY, watch=watch), snapshot(second)
+    with pytest.raises(ValueError, match="checks another engine already"):
+        wrapped(second, HIGHWAY, watch=watch)
+    assert_unchanged(second, before)
+    optimizer.detach()
+    wrapped(second, HIGHWAY, watch=watch).detach()
+
+
 def test_loading_a_state_that_does_not_match_changes_nothing():
     model, x = nn.GRU(3, 4), torch.randn(5, 2, 3)
     optimizer = wrapped(model, "dsf", feedback="gate")

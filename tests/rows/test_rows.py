@@ -152,6 +152,22 @@ def test_blocks_that_are_no_row_run_one_by_one_or_are_refused_with_batched_true(
             assert not is_row(model(x))
 
 
+def test_convolutions_in_channels_last_layout_run_one_by_one():
+    class Convolved(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = nn.Sequential(nn.Conv2d(3, 3, 3, padding=1), nn.GroupNorm(1, 3), nn.ReLU())
+
+        def forward(self, x):
+            return x + self.layers(x)
+
+    model = nn.Sequential(*(Convolved() for _ in range(L))).to(memory_format=torch.channels_last)
+    x = torch.randn(2, 3, 4, 4)
+    expected = gradients(model, lambda: model(x).sum())
+    with gradfree.create_engine("fixed_point", iterations=L).attach(model):
+        assert_equal_gradients(gradients(model, lambda: model(x).sum()), expected)
+
+
 def test_residual_paths_that_are_not_the_same_number_in_every_pass_run_one_by_one():
     model, x = net(lambda: PostLN(6)), torch.randn(4, 6)
     with attach(model, "highway_bp, 2", batched=False):

@@ -59,6 +59,36 @@ def test_a_cell_layer_is_compiled_without_an_engine():
     assert off_by([CellLayer(cell, compile=True)(x)[0]], [CellLayer(cell)(x)[0]]) < 1e-12
 
 
+def test_a_hook_that_comes_later_runs_in_compiled_steps():
+    read, x = nn.Linear(H, H), torch.randn(33, B, H)
+
+    def step(h, x):
+        h = torch.tanh(0.5 * read(h) + x)
+        return h, h
+
+    for _ in range(2):
+        _, found = gradfree.scan(step, torch.zeros(B, H), x, engine="backprop", compile=True)
+        assert off_by([found], [loop(step, torch.zeros(B, H), x)[1]]) < 1e-12
+        read.register_forward_hook(lambda layer, given, out: 2 * out)
+
+
+def test_a_number_that_changes_too_often_is_named():
+    x = torch.randn(17, B, H)
+
+    def run(temperature):
+        def step(h, x):
+            h = torch.tanh(h + x) / temperature
+            return h, h
+
+        gradfree.scan(step, torch.zeros(B, H), x, engine="backprop", compile=True)
+
+    with torch._dynamo.config.patch(recompile_limit=2):
+        run(1.0)
+        run(2.0)
+        with pytest.raises(ChainError, match="Make such numbers tensors"):
+            run(3.0)
+
+
 def test_a_step_with_a_graph_break_is_refused():
     def step(h, x):
         print("a break")
