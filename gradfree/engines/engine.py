@@ -158,7 +158,9 @@ class Engine(Solver):
             site.declared = residual
             site.requires_residual = chains is not None or len(report.chains) == 1
         problems = [problem for site in report.chains.values() for problem in self.problems_with(site)]
-        notes = [note for site in report.chains.values() for note in self.notes_about(site)]
+        # Notes may read the weights, which lazy layers do not have yet.
+        fine = report.ok and not problems
+        notes = [note for site in report.chains.values() for note in self.notes_about(site)] if fine else []
         report = replace(report, problems=[*report.problems, *problems], notes=[*report.notes, *notes])
         if not report.ok and not report.chains:
             return replace(report, notes=[*report.notes, *alternatives(model, chains)])

@@ -47,6 +47,9 @@ def _of_weights(layer: nn.Module) -> str | None:
             "A Aᵀ. Use kernel = stride, or circular padding and a parametrisation such as orthogonium's "
             "AdaptiveOrthoConv2d."
         )
+    weight = weight_of(layer)
+    if weight.is_meta or weight.is_complex():
+        return None
     if is_matrix(layer) and (off := float(drift([layer.weight])[0])) > _TOLERANCE:  # type: ignore[list-item]
         return (
             f"has no orthonormal rows yet, ‖W Wᵀ - I‖ = {off:.1e}: gradients are multiplied by A Aᵀ. Call "

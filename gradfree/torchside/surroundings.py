@@ -65,9 +65,7 @@ class Surroundings:
             return
         self._seen.add(id(owner))
         if isinstance(owner, Tensor):
-            # A new ``data`` has no other version.
-            own = type(owner) in (Tensor, nn.Parameter)
-            self._keep(f"the tensor {name}", version(owner), owner.data_ptr() if own else None)
+            self._keep(f"the tensor {name}", version(owner), _place(owner))
         elif isinstance(owner, partial):
             for inner in (owner.func, owner.args, owner.keywords):
                 self._visit(name, inner, depth)
@@ -174,6 +172,14 @@ def _names(code: CodeType) -> tuple[Sequence[str], Sequence[str]]:
             for names, own in zip((of_globals, of_attributes), _names(inner), strict=True):
                 names += own
     return tuple(dict.fromkeys(of_globals)), tuple(dict.fromkeys(of_attributes))
+
+
+def _place(tensor: Tensor) -> int | None:
+    """Return where the numbers of a tensor are: new ``data`` have no other version."""
+    try:
+        return tensor.data_ptr()
+    except RuntimeError:  # Of a transform, or without values.
+        return None
 
 
 def _is_of_library(owner: Any) -> bool:

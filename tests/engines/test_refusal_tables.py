@@ -129,48 +129,56 @@ def layers():
     return nn.Sequential(nn.Linear(6, 6), nn.ReLU(), nn.Linear(6, 6)), "pepita"
 
 
+class Flags:
+    """Has slots, which are not watched."""
+
+    __slots__ = ("cuts", "stores")
+
+    def __init__(self):
+        self.stores = self.cuts = False
+
+
+FLAGS = Flags()
+
+
 class Sharing(nn.Linear):
-    """A block that cuts the graph of its input, or stores it, if flags of its class say so."""
-
-    stores = False
-
-    cuts = False
+    """A block that cuts the graph of its input, or stores it, if flags outside say so."""
 
     def __init__(self):
         super().__init__(6, 6)
         self.stored = None
 
     def forward(self, x):
-        self.stored = x if Sharing.stores else None
-        return (x.detach() if Sharing.cuts else x) + super().forward(x)
+        self.stored = x if FLAGS.stores else None
+        return (x.detach() if FLAGS.cuts else x) + super().forward(x)
 
 
 def row():
-    Sharing.stores = Sharing.cuts = False
+    FLAGS.stores = FLAGS.cuts = False
     return nn.Sequential(Sharing(), Sharing(), Sharing()), "fixed_point"
 
 
 class CuttingCell(nn.GRUCell):
-    """A cell that cuts the graph of its input if a flag of a class says so."""
+    """A cell that cuts the graph of its input if a flag outside says so."""
 
     def forward(self, x, h):
-        return super().forward(x.detach() if Sharing.cuts else x, h)
+        return super().forward(x.detach() if FLAGS.cuts else x, h)
 
 
 def cutting_cell():
-    Sharing.cuts = False
+    FLAGS.cuts = False
     return cell(CuttingCell(6, 6))
 
 
 def changed_between(model, x):
     out = out_of(model, x)
-    Sharing.cuts = True
+    FLAGS.cuts = True
     out.sum().backward()
 
 
 def stored_late(model, x):
     out_of(model, x)
-    Sharing.stores = True
+    FLAGS.stores = True
     out_of(model, x)
 
 
