@@ -160,3 +160,12 @@ def test_layers_of_torch_in_a_sequential_are_no_run():
     report = ENGINE.validate(nn.Sequential(nn.ReLU(), nn.Linear(6, 6), nn.Linear(6, 6), nn.Linear(6, 2)))
     assert not report.ok
     assert not report.chains
+
+
+@pytest.mark.parametrize("engine", ["foton", "orthogonal_backprop", "pepita"])
+def test_layers_without_numbers_or_with_complex_ones_end_in_a_report(engine):
+    lazy = nn.Sequential(nn.LazyLinear(4), nn.Tanh(), nn.LazyLinear(3))
+    others = [nn.Sequential(nn.Linear(3, 3), nn.Tanh(), nn.Linear(3, 3)).to(to) for to in ("meta", torch.complex64)]
+    assert any("lazy" in problem for problem in gradfree.create_engine(engine).validate(lazy).problems)
+    for model in others:
+        assert gradfree.create_engine(engine).validate(model).chains
