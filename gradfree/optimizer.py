@@ -40,7 +40,7 @@ class EngineOptimizer(Optimizer):
 
     Raises:
         ChainError: the engine cannot be attached.
-        ValueError: the optimizer has none of the model's parameters.
+        ValueError: the optimizer has none of the model's parameters, or ``watch`` checks another engine.
     """
 
     _step_supports_amp_scaling = False

@@ -50,7 +50,7 @@ def _of_weights(layer: nn.Module) -> str | None:
     weight = weight_of(layer)
     if weight.is_meta or weight.is_complex():
         return None
-    if is_matrix(layer) and (off := float(drift([layer.weight])[0])) > _TOLERANCE:  # type: ignore[list-item]
+    if is_matrix(layer) and (off := float(drift([weight])[0])) > _TOLERANCE:
         return (
             f"has no orthonormal rows yet, ‖W Wᵀ - I‖ = {off:.1e}: gradients are multiplied by A Aᵀ. Call "
             "gradfree.orthogonalize(model) before training; a later step would move the weights."

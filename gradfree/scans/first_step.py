@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from math import inf
+from operator import is_
 from typing import Any
 
 import torch
@@ -186,8 +187,13 @@ class Replacing(TorchFunctionMode):
     def _replace(self, tree: Any) -> Any:
         if isinstance(tree, Tensor):
             return self.others.get(id(tree), tree)
-        if isinstance(tree, (tuple, list)):
-            # Named tuples are made from separate values.
-            make = getattr(type(tree), "_make", type(tree))
-            return make([self._replace(value) for value in tree])
-        return {key: self._replace(value) for key, value in tree.items()} if isinstance(tree, dict) else tree
+        if not isinstance(tree, (tuple, list, dict)):
+            return tree
+        before = list(tree.values()) if isinstance(tree, dict) else tree
+        after = [self._replace(value) for value in before]
+        if all(map(is_, before, after)):
+            return tree
+        if isinstance(tree, dict):
+            return dict(zip(tree, after, strict=True))
+        # Named tuples are made from separate values.
+        return getattr(type(tree), "_make", type(tree))(after)
