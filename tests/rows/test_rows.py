@@ -161,8 +161,9 @@ def test_convolutions_in_channels_last_layout_run_one_by_one():
         def forward(self, x):
             return x + self.layers(x)
 
-    model = nn.Sequential(*(Convolved() for _ in range(L))).to(memory_format=torch.channels_last)
-    x = torch.randn(2, 3, 4, 4)
+    # Other devices may not know this layout.
+    model = nn.Sequential(*(Convolved() for _ in range(L))).to("cpu", memory_format=torch.channels_last)
+    x = torch.randn(2, 3, 4, 4, device="cpu")
     expected = gradients(model, lambda: model(x).sum())
     with gradfree.create_engine("fixed_point", iterations=L).attach(model):
         assert_equal_gradients(gradients(model, lambda: model(x).sum()), expected)
