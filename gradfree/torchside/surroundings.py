@@ -121,9 +121,11 @@ class Surroundings:
             entries = list(enumerate(islice(owner, _ENTRIES)))
             self._keep(name, len(owner), *(value for _, value in entries))
         elif hasattr(owner, "__dict__"):
+            if callable(owner):
+                self._visit(name, type(owner).__call__, depth)
             return self._visit_attributes(name, owner, depth)
         else:
-            with suppress(TypeError, ValueError):
+            with suppress(TypeError, ValueError, BufferError):
                 array = memoryview(owner)
                 self._keep(name, array.tobytes() if array.nbytes <= _BYTES else None)
             return None

@@ -170,6 +170,19 @@ def in_an_inner_function():
     return count
 
 
+class Global:
+    def __call__(self):
+        global calls
+        calls += 1
+        return calls
+
+
+def in_a_global_of_an_object():
+    global calls
+    calls = 0
+    return Global()
+
+
 def in_an_iterator():
     numbers = itertools.count(1)
     return lambda: next(numbers)
@@ -224,6 +237,7 @@ COUNTERS = {
         in_a_class,
         in_a_module,
         in_an_inner_function,
+        in_a_global_of_an_object,
         in_an_iterator,
         in_a_generator,
         in_new_data,
