@@ -90,10 +90,12 @@ def _padded_runner(
     # Engines with their own forward method need padded sequences. Approximate engines would count the padding.
     if x.device.type != "cpu" or recorder is None or not recorder.attachment.engine.forwards:
         return None
+    longest, rows = batches[0].valid.shape
+    if recorder.leaves_to_torch(x[:longest], rows):
+        return None
     if layer.mode == "LSTM" and not all(map(can_keep_c, layer.all_weights)):
         return None
-    longest, rows = batches[0].valid.shape
-    return None if recorder.leaves_to_torch(x[:longest], rows) else partial(_run_padded, layer, recorder.run_layer)
+    return partial(_run_padded, layer, recorder.run_layer)
 
 
 def _solving(layer: nn.Module) -> RecurrentRecorder | None:

@@ -39,7 +39,7 @@ class Settings:
         users = [vars(m) for m in modules if isinstance(m, _DropoutNd) or not is_torchs_own(m)]
         kinds = dict.fromkeys(type(m) for m in modules if not is_torchs_own(m))
         self._kinds = (*kinds, *(kind.forward for kind in kinds))
-        self._outside = Surroundings(self._kinds)
+        self._outside = self._now_outside()
         self._own: list[Iterable[Any]] = [*map(dict.values, users)]
         self._own += [m._modules.values() for m in modules if m._modules]
         held = _inside(value for own in users for value in held_by(own))
@@ -57,7 +57,11 @@ class Settings:
 
     def changed_outside(self) -> bool:
         """The same for classes and variables outside of the modules only."""
-        return Surroundings(self._kinds).change_of_values(self._outside) is not None
+        return self._now_outside().change(self._outside) is not None
+
+    def _now_outside(self) -> Surroundings:
+        # Other code may draw random numbers between two passes.
+        return Surroundings(self._kinds, draws=False)
 
 
 def _inside(values: Iterable[Any]) -> list[Iterable[Any]] | None:

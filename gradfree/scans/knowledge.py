@@ -97,8 +97,8 @@ class Knowledge:
             self._warned.add(message)
             warnings.warn(message, stacklevel=2)
 
-    def is_first_change(self) -> bool:
-        """Return whether no earlier call has changed anything outside of its step."""
+    def excuse_change(self) -> bool:
+        """Return whether a call may change something outside of its step: once, as it may fill a cache."""
         was, self._has_changed = self._has_changed, True
         return not was
 

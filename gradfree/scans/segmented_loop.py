@@ -124,7 +124,7 @@ class SegmentedLoop:
             segments, ran = self._try_segments(first, plan, watch.way)
             if ran is not None:
                 return self._connected(segments, ran, watch)
-        if first.problem is not None and not (first.may_be_cache and self.known.is_first_change()):
+        if first.problem is not None and not (first.may_be_cache and self.known.excuse_change()):
             self.refuse(first.problem, first.remedy)
         carry, ys = loop.run(loop.inputs()[1:], first.carry, [first.y])
         self._when_backward((carry, ys), [self.forward.remember])

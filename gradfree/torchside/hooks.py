@@ -38,22 +38,21 @@ def spare_hooks(tensors: Iterable[Tensor]) -> None:
     """
     hooked: list[tuple[dict[int, Any], dict[int, Any]]] = []
 
-    def wrap(own: dict[int, Any] | None, wrapped: Callable[[Any], Any]) -> None:
+    def wrap(own: dict[int, Any] | None, sparing: Callable[..., Any], *given: object) -> None:
         # Another chain may have wrapped some in this pass.
         fresh = {key: hook for key, hook in (own or {}).items() if getattr(hook, "func", None) not in _SPARING}
         if own and fresh:
             hooked.append((own, fresh))
-            own.update({key: wrapped(hook) for key, hook in fresh.items()})
+            own.update({key: partial(sparing, hook, *given) for key, hook in fresh.items()})
 
     def restore() -> None:
         for own, saved in hooked:
             own.update({key: hook for key, hook in saved.items() if key in own})
 
     for tensor in tensors:
-        wrap(hooks_of(tensor), lambda hook: partial(_unless_none, hook))
+        wrap(hooks_of(tensor), _unless_none)
         if late := late_hooks_of(tensor):
-            state = _state_of_gradient(tensor)
-            wrap(late, lambda hook, state=state: partial(_if_accumulated, hook, state))  # type: ignore[misc]
+            wrap(late, _if_accumulated, _state_of_gradient(tensor))
     if hooked:
         after_backward(restore)
 

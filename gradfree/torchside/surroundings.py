@@ -31,25 +31,22 @@ class Surroundings:
     Args:
         step: a function, method, ``functools.partial`` or module, or a tuple of functions and classes.
         buffers: whether attributes of modules count.
+        draws: whether random numbers of Python and NumPy count.
     """
 
-    def __init__(self, step: Any, buffers: bool = True):
+    def __init__(self, step: Any, buffers: bool = True, draws: bool = True):
         self.found: list[tuple[str, Any]] = []
         self._seen: set[int] = set()
         self._buffers = buffers
         self._visit("", step, _DEPTH)
-        self._random = random.getstate()
         numpy = sys.modules.get("numpy.random")
-        self._numpy = None if numpy is None else numpy.get_state()[2]
+        self._random = random.getstate() if draws else None
+        self._numpy = numpy.get_state()[2] if draws and numpy is not None else None
 
     def change(self, earlier: Surroundings) -> str | None:
         """Return what has changed since an earlier snapshot of the same function, in words; ``None`` if nothing has."""
         if self._random != earlier._random or self._numpy != earlier._numpy:
             return "draws random numbers"
-        return self.change_of_values(earlier)
-
-    def change_of_values(self, earlier: Surroundings) -> str | None:
-        """Return the same without random numbers, which other code may have drawn in between."""
         for (name, after), (earlier_name, before) in zip_longest(self.found, earlier.found, fillvalue=("", self)):
             same = after is before or (type(after) in _PLAIN and type(after) is type(before) and after == before)
             if not same or name != earlier_name:
