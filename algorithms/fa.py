@@ -71,7 +71,7 @@ class FA(WeightFeedbackEngine):
             return drawn(memory)
         if self.feedback in _DECAY:
             kept, learned = memory.of(self.feedback), self.feedback == "learned"
-            if path not in kept:
+            if path not in kept or kept[path].shape != weight.shape:
                 # Of "learned" we store B - W: then B follows every change of W, with any optimizer.
                 kept[path] = drawn(Memory()) - weight if learned else drawn(Memory())
             kept[path] = kept[path].to(weight.device)

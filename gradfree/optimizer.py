@@ -135,9 +135,11 @@ class EngineOptimizer(Optimizer):
         """Load the state of an ``EngineOptimizer`` or of a plain optimizer.
 
         Raises:
-            ValueError: the groups of parameters differ, or the state has chains that are not here; then nothing
-                changes.
+            ValueError: the groups of parameters differ, the state has chains that are not here, or its engine had
+                options that this one has risen above (see :class:`GradientWatch`); then nothing changes.
         """
+        if self.gradient_watch is not None and _WATCH in state_dict:
+            self.gradient_watch.check_state(state_dict[_WATCH])
         before = self.optimizer.state_dict()
         self.optimizer.load_state_dict(state_dict)
         try:

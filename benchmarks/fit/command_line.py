@@ -6,6 +6,7 @@ import traceback
 import warnings
 from argparse import ArgumentError
 from collections.abc import Sequence
+from importlib import import_module
 
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.callbacks import ModelCheckpoint
@@ -32,6 +33,7 @@ def run(command: str, arguments: Sequence[str]) -> None:
     Raises:
         UsageError: the arguments are invalid, or gradfree or Lightning refuses the model.
     """
+    import_module("gradfree.lightning")  # It makes the engines known to Lightning.
     warnings.filterwarnings("ignore", message=".*does not have many workers")
     # Lightning warns if arguments are passed explicitly, not by sys.argv.
     warnings.filterwarnings("ignore", message="LightningCLI's args parameter is intended")

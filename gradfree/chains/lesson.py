@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +10,7 @@ import torch
 from torch import Tensor
 
 from gradfree.errors import NO_LESSON, ChainError
+from gradfree.torchside.buffers import restored_buffers
 from gradfree.torchside.random_state import RandomState
 
 _GIVEN = {
@@ -32,7 +32,7 @@ class Lesson:
 
     targets: Any = None
     loss: Callable[[], Tensor] | None = None
-    buffers: Sequence[Mapping[str, Tensor | None]] = ()
+    buffers: Sequence[dict[str, Tensor | None]] = ()
 
     def check(self, needs: Sequence[str], engine: str) -> None:
         """Raise if something that ``engine`` needs, "targets" or "loss", is missing.
@@ -57,14 +57,8 @@ class Lesson:
             ChainError: the loss is not a single number.
         """
         assert self.loss is not None  # :meth:`check` raises without one.
-        kept = [(b, b.clone()) for own in self.buffers for b in own.values() if b is not None]
-        with ExitStack() as stack:
-            stack.enter_context(torch.no_grad())
-            stack.enter_context(RandomState(device).restored())
+        with torch.no_grad(), RandomState(device).restored(), restored_buffers(self.buffers):
             loss = self.loss()
-            for buffer, value in kept:
-                # Not a change that autograd sees: it would count against the graph that waits for its backward.
-                buffer.data.copy_(value)
         if not isinstance(loss, Tensor) or loss.numel() != 1:
             raise ChainError("the loss of a lesson must return one number: lesson(loss=lambda: loss_fn(model(x), y)).")
         return loss

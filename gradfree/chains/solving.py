@@ -56,7 +56,7 @@ class Attachment:
         solved: set[str],
         outside: Sequence[Mapping[str, Tensor | None]] = (),
         batched: Literal["auto"] | bool = False,
-        buffers: Sequence[Mapping[str, Tensor | None]] = (),
+        buffers: Sequence[dict[str, Tensor | None]] = (),
     ):
         self.engine, self.path, self.solved, self.batched = engine, path, solved, batched
         self._outside, self._buffers = outside, buffers

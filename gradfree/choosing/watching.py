@@ -87,11 +87,28 @@ class GradientWatch:
         return done | {"step": self._step, "next": self._next}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Load what :meth:`state_dict` returned; an engine that is already watched gets the saved options."""
+        """Load what :meth:`state_dict` returned; an engine that is already watched gets the saved options.
+
+        Raises:
+            ValueError: the engine's options are closer already than the saved ones; nothing changes then.
+        """
+        self.check_state(state)
         before, self.risen, self.exact = self.risen, state["risen"], state["exact"]
         self._step, self._next = state["step"], state["next"]
         self.cosines = dict(state["cosines"])
         self._catch_up(self.risen - before)
+
+    def check_state(self, state: Mapping[str, Any]) -> None:
+        """Raise if this state is of an earlier step, with options that the engine no longer has.
+
+        Raises:
+            ValueError: it is.
+        """
+        if self.is_used and (state["risen"] < self.risen or (self.exact and not state["exact"])):
+            raise ValueError(
+                "GradientWatch: the state is of an earlier step, before the engine got closer gradients. To go back, "
+                "detach the engine and attach a new one with a new GradientWatch."
+            )
 
     def _catch_up(self, rises: int) -> None:
         for _ in range(rises):

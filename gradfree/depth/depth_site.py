@@ -31,7 +31,7 @@ class Blocks(Site):
     def __init__(self, path: str, module: nn.Module):
         super().__init__(path, module)
         self._container = module
-        self.blocks = {f"{path}.{name}" if path else name: block for name, block in self.blocks_of(module).items()}
+        self.blocks = self.present_blocks()
         around = {outer for block in self.blocks for outer in enclosing(block)}
         self.inside = {
             where: inner
@@ -48,6 +48,10 @@ class Blocks(Site):
         site.blocks = dict(modules)
         site.inside = {where: m for path, block in modules.items() for where, m in block.named_modules(prefix=path)}
         return site
+
+    def present_blocks(self) -> dict[str, nn.Module]:
+        """Return the blocks that the container has now, by module path; none of a chain of named modules."""
+        return {f"{self.path}.{n}" if self.path else n: block for n, block in self.blocks_of(self._container).items()}
 
     @classmethod
     @abstractmethod

@@ -10,6 +10,7 @@ from torch.func import functional_call
 
 from gradfree.depth.ports import port_of
 from gradfree.errors import ChainError
+from gradfree.torchside.buffers import restored_buffers
 from gradfree.torchside.random_state import RandomState
 
 
@@ -24,9 +25,9 @@ def run_again(blocks: Sequence[tuple[str, nn.Module]], state: Tensor, replaced: 
     Raises:
         ChainError: a block returns no state.
     """
-    buffers = [(b, b.clone()) for _, block in blocks for b in block.buffers()]
+    buffers = [module._buffers for _, block in blocks for module in block.modules() if module._buffers]
     states: list[Tensor] = []
-    with torch.no_grad(), RandomState(state.device).restored():
+    with torch.no_grad(), RandomState(state.device).restored(), restored_buffers(buffers):
         for path, block in blocks:
             own = {name: replaced[id(p)] for name, p in block.named_parameters() if id(p) in replaced}
             found, _ = port_of(block).split(functional_call(block, own, (state,)))
@@ -34,7 +35,4 @@ def run_again(blocks: Sequence[tuple[str, nn.Module]], state: Tensor, replaced: 
                 raise ChainError(f"{path} returned no state when it ran again.")
             state = found
             states.append(state)
-    for buffer, value in buffers:
-        # Not a change that autograd sees: it would count against the graphs of the pass.
-        buffer.data.copy_(value)
     return states

@@ -55,7 +55,7 @@ class FeedbackLayers(Site):
     def attachment_on(cls, module: nn.Module) -> Attachment | None:
         """Return the attachment that is on the layer ``module``; ``None`` if there is none."""
         layer = getattr(vars(module).get("forward"), "__self__", None)
-        return layer.feedback.attachment if isinstance(layer, _Layer) else None
+        return layer.attachment if isinstance(layer, _Layer) else None
 
     def problems(self) -> Iterator[str]:
         """Yield why no engine can be attached: another engine on a layer, or uninitialised weights."""
@@ -102,8 +102,7 @@ class _Layer:
     """
 
     def __init__(self, attachment: Attachment, path: str, layer: nn.Module):
-        self.feedback = _Feedback(attachment, path, *_backward_of(layer))
-        self._layer = layer
+        self.attachment, self._path, self._layer = attachment, path, layer
         vars(layer)["forward"] = self.forward
 
     def remove(self) -> None:
@@ -116,7 +115,7 @@ class _Layer:
         run: Any = type(self._layer).forward
         if not (torch.is_grad_enabled() and isinstance(input, Tensor)):
             return run(self._layer, input, *args, **kwargs)
-        attachment, path = self.feedback.attachment, self.feedback.path
+        attachment, path = self.attachment, self._path
         attachment.solved.add(path)
         if not input.requires_grad:
             return run(self._layer, input, *args, **kwargs)
@@ -125,11 +124,17 @@ class _Layer:
             raise ChainError("a GradientWatch compares how chains are solved, but fa has no chains: leave it out.")
         # Read before the layer runs: a forward pass may change a computed weight, by a power iteration.
         weight = weight_of(self._layer)
-        return _FeedbackFunction.apply(self.feedback, input, weight, run(self._layer, input.detach(), *args, **kwargs))
+        return _FeedbackFunction.apply(
+            self._feedback(), input, weight, run(self._layer, input.detach(), *args, **kwargs)
+        )
 
     def weight(self) -> Tensor:
         """Return B for the layer's current weight."""
-        return self.feedback.weight(weight_of(self._layer))
+        return self._feedback().weight(weight_of(self._layer))
+
+    def _feedback(self) -> _Feedback:
+        # Anew in each pass: programs change the stride or the dilation of a convolution.
+        return _Feedback(self.attachment, self._path, *_backward_of(self._layer))
 
 
 class _Feedback(NamedTuple):

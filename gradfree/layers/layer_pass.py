@@ -10,7 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import get_gradient_edge
 
+from gradfree.chains.solving import Attachment
 from gradfree.depth.depth_pass import DepthPass
+from gradfree.depth.depth_site import Blocks
 from gradfree.depth.link import Link
 from gradfree.depth.recorder import BlockRecorder, RecordedChain
 from gradfree.errors import ChainError
@@ -20,14 +22,28 @@ from gradfree.torchside.private import global_hooks, version
 from gradfree.torchside.random_state import RandomState
 from gradfree.torchside.sharding import is_torchs_own
 
+_CHANGED = "{path} was changed after the engine was attached. Change it first, then attach."
+
 
 class RecordedLayers(RecordedChain):
     """A chain of layers of a model with an engine attached; all layers are recorded in one pass."""
 
     skips = False
 
+    def __init__(self, attachment: Attachment, site: Blocks):
+        super().__init__(attachment, site)
+        self._site = site
+
     def begin(self, state: Tensor, inputs: Sequence[Tensor]) -> LayeredPass:
-        """Return a new pass that starts from ``state``."""
+        """Return a new pass that starts from ``state``.
+
+        Raises:
+            ChainError: a layer was added, replaced or removed.
+        """
+        present = self._site.present_blocks()
+        for path in present | self.blocks if present else ():
+            if present.get(path) is not self.blocks.get(path):
+                raise ChainError(_CHANGED.format(path=path))
         return LayeredPass(self, self.trained(), state, inputs)
 
     def split(self, path: str, reason: str) -> None:
@@ -182,7 +198,7 @@ def _checked_role(path: str, layer: nn.Module) -> Role:
     """
     role = role_of(layer)
     if role is None:
-        raise ChainError(f"{path} was changed after the engine was attached. Change it first, then attach.")
+        raise ChainError(_CHANGED.format(path=path))
     *_, innermost = layer._forward_pre_hooks.values()
     for hook in (innermost, next(iter(layer._forward_hooks.values()))):
         if not isinstance(getattr(hook, "__self__", None), BlockRecorder):

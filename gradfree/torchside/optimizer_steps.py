@@ -20,7 +20,7 @@ class StepCounter:
 
     Works in a plain loop, under ``EngineOptimizer`` and in Lightning, by torch's global hook for optimizer steps. A
     copy of the model has no counter: attach to the copy. Torch keeps the counter alive, so the counter only has weak
-    references to modules; it stops when the first of them is gone.
+    references to modules; it stops when all of them are gone.
 
     Args:
         blocks: the modules whose parameters count, by path.
@@ -50,7 +50,7 @@ class StepCounter:
 
     def _after_step(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         blocks = {path: block for path, ref in self._blocks.items() if (block := ref()) is not None}
-        if self._callback is None or len(blocks) < len(self._blocks):
+        if self._callback is None or not blocks:
             self._blocks, self._modules, self._memory, self._callback = {}, [], {}, None
             return
         # This also runs for optimizers of other models: walking through all modules would cost them 0.1 ms a step.

@@ -187,6 +187,45 @@ def test_mezo_estimates_the_slope_of_the_loss_itself_and_leaves_the_weights():
         torch.testing.assert_close(g, slope * d, rtol=1e-8, atol=1e-8)
 
 
+class Centred(nn.Module):
+    """Subtracts a running mean, which it replaces or changes in place."""
+
+    def __init__(self, in_place):
+        super().__init__()
+        self.in_place = in_place
+        self.register_buffer("mean", torch.zeros(4))
+
+    def forward(self, x):
+        new = 0.9 * self.mean + 0.1 * x.detach().mean(0)
+        if self.in_place:
+            self.mean.copy_(new)
+        else:
+            self.mean = new
+        return x - self.mean
+
+
+@pytest.mark.parametrize("in_place", [True, False])
+def test_mezo_evaluates_the_loss_with_the_buffers_of_the_pass(in_place):
+    net, x = nn.Sequential(Centred(in_place), dense(4, 5, 3, bend=nn.Tanh)), torch.randn(7, 4) + 3
+    losses = []
+
+    def loss():
+        out = net(x).square().sum()
+        losses.append(net[0].mean.clone())
+        if len(losses) == 4:
+            raise RuntimeError("out of luck")
+        return out
+
+    with MeZO(epsilon=1e-3).attach(net, ["1"]) as handle, handle.lesson(loss=loss):
+        loss().backward()
+        after = net[0].mean
+        torch.testing.assert_close(after, 0.1 * x.mean(0))
+        assert torch.equal(losses[1], losses[2])
+        with pytest.raises(RuntimeError, match="out of luck"):
+            net(x).square().sum().backward()
+    torch.testing.assert_close(net[0].mean, 0.19 * x.mean(0))
+
+
 def test_mezo_trains_every_kind_of_chain_and_gives_the_rest_exact_gradients():
     class Net(nn.Module):
         def __init__(self):

@@ -104,6 +104,23 @@ def test_a_resumed_watch_continues_with_its_state():
     torch.optim.SGD(model.parameters()).load_state_dict(state)
 
 
+@pytest.mark.parametrize("rises", [0, 1])
+def test_a_watch_in_use_does_not_go_back(rises):
+    """The engine's options have risen above those of the state, or gradients are exact: nothing is loaded."""
+    model = plain_model()
+    watch = gradfree.GradientWatch(every=1, least_cosine=0.999999, rises=rises)
+    optimizer = wrapped(model, watch=watch, iterations=0)
+    first = optimizer.state_dict()
+    train(model, optimizer, 1)
+    assert (watch.risen, watch.exact) == (rises, not rises)
+    optimizer.param_groups[0]["lr"] = 0.25
+    with pytest.raises(ValueError, match="an earlier step, before the engine got closer gradients"):
+        optimizer.load_state_dict(first)
+    assert optimizer.param_groups[0]["lr"] == 0.25
+    assert len(watch.cosines) == 1
+    optimizer.load_state_dict(optimizer.state_dict())
+
+
 def test_an_exact_gradient_or_a_nan_cosine_changes_nothing(caplog):
     model, watch = plain_model(), gradfree.GradientWatch(every=10)
     optimizer = wrapped(model, watch=watch, iterations=9)

@@ -1,6 +1,7 @@
 """Layers anywhere in a model that send the error back through other weights."""
 
 import copy
+import gc
 
 import pytest
 import torch
@@ -114,6 +115,33 @@ def test_a_layer_with_a_forward_of_yours_keeps_it_and_its_exact_gradients():
         assert list(handle.blocks) == ["2"]
         assert model[0].forward is own
     assert model[0].forward is own
+
+
+def test_settings_of_a_convolution_that_change_later_are_those_of_the_next_pass():
+    x = torch.randn(2, 2, 8, 8)
+    model = nn.Sequential(nn.Conv2d(2, 4, 3, padding=1), nn.ReLU(), nn.Conv2d(4, 4, 3, padding=1))
+    with FA().attach(model) as handle:
+        grads(model, x)
+        model[2].dilation = model[2].padding = (2, 2)
+        with handle.exactly():
+            found = grads(model, x)
+    assert_equal_gradients(found, grads(model, x))
+
+
+@pytest.mark.parametrize("feedback", ["learned", "mirror"])
+def test_layers_that_grow_or_are_replaced_leave_the_feedback_of_the_others_moving(feedback):
+    """Also if nothing else keeps the replaced layer. The rate is zero, so that only feedback changes the gradient."""
+    model = nn.Sequential(nn.Linear(5, 6), nn.Tanh(), nn.Linear(6, 4), nn.Tanh(), nn.Linear(4, 3))
+    FA(feedback=feedback, decay=0.5).attach(model)
+    x = torch.randn(4, 5)
+    for _ in range(2):
+        optimizer = torch.optim.SGD(model.parameters(), 0.0)
+        before = grads(model, x)["0.weight"].clone()
+        optimizer.step()
+        assert not torch.allclose(grads(model, x)["0.weight"], before)
+        model[2].weight, model[2].bias = nn.Parameter(torch.randn(7, 6)), nn.Parameter(torch.randn(7))
+        model[4] = nn.Linear(7, 3)
+        gc.collect()
 
 
 def test_weights_that_changed_between_the_passes_are_refused():

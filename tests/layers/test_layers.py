@@ -58,6 +58,26 @@ def test_layers_with_another_forward_are_refused(engine):
     assert expected in str(engine.validate(net, [""]))
 
 
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda net: net.__setitem__(0, nn.Linear(8, 8)), "1 does not continue the chain"),
+        (lambda net: net.__setitem__(4, nn.Linear(8, 5)), "4 was changed after the engine was attached"),
+        (lambda net: net.append(nn.Linear(4, 4)), "5 was changed after the engine was attached"),
+        (lambda net: net.__delitem__(4), "4 was changed after the engine was attached"),
+    ],
+    ids=["first", "last", "added", "removed"],
+)
+def test_layers_added_replaced_or_removed_later_are_refused(change, message):
+    """Engines for layers begin at the first and learn the error behind the last one."""
+    for engine in (FOTON(), PEPITA(), OrthogonalBackprop(), DFA()):
+        net = tanh_net()
+        with engine.attach(net):
+            change(net)
+            with pytest.raises(ChainError, match=f"^{message}"):
+                net(torch.randn(3, 8))
+
+
 def test_states_changed_in_place_between_layers_are_refused(engine):
     net = tanh_net()
     with engine.attach(net, [""]):

@@ -127,7 +127,7 @@ def functional_call(engine: Engine, case: ModelCase) -> None:
 
 @feature("copy.deepcopy while attached", repeats=True)
 def deepcopy(engine: Engine, case: ModelCase) -> None:
-    """The copy has the engine, and weights of its own."""
+    """The copy has the engine, and separate weights. It counts no optimizer steps."""
     with attached(engine, case) as specimen:
         expected = specimen.gradients()
         other = Specimen(case)
