@@ -80,8 +80,12 @@ def largest(x: Tensor) -> Tensor:
 
 
 def relative(jumps: Sequence[Tensor], sizes: Sequence[Tensor]) -> float:
-    """Return the largest absolute value in ``jumps``, each relative to its size; waits for the device."""
+    """Return the largest absolute value in ``jumps``, each relative to its size; waits for the device.
+
+    NaN where a size is infinite: relative to that every jump would be zero.
+    """
     found, of = torch.stack([largest(jump) for jump in jumps]), torch.stack(list(sizes))
+    of = torch.where(of.isfinite(), of, torch.nan)
     # Numbers in double precision may be smaller than those in single precision.
     wide = torch.promote_types(found.dtype, torch.float32)
     found, of = found.to(wide), of.to(wide)

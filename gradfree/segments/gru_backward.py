@@ -34,18 +34,19 @@ class GRUSegmentsBackward:
     def __init__(self, chain: TorchLayerChain, gates: Gates, direct: State, plan: SegmentPlan):
         self.chain, self.gates, self.burn = chain, gates, plan.burn
         self.rows = SegmentRows(plan.count, is_batch_major(gates.hidden))
-        self.e = self.rows.in_layout(direct[0])
+        # With two directions, ``out`` and ``e`` are parts of larger tensors.
+        self.out, self.e = self.rows.in_layout(chain.out), self.rows.in_layout(direct[0])
         self.covered = len(chain) // plan.count * plan.count
-        self.width = chain.out.shape[-1]
+        self.width = self.out.shape[-1]
         # The cotangents of Q_n, P_r, P_z and P_n, concatenated: the first three are those of Q, the last three of P.
-        self.cotangents = self.rows.empty(chain.out, 4 * self.width)
+        self.cotangents = self.rows.empty(self.out, 4 * self.width)
         self.weight = chain.parameters[1].roll(self.width, 0)
         self.size = largest(self.e)
-        ends = chain.out[: self.covered].unflatten(0, (plan.count, -1))[:-1, -1]
+        ends = self.out[: self.covered].unflatten(0, (plan.count, -1))[:-1, -1]
         self.starts = self.rows.from_states(torch.cat([chain.first[0][None], ends]))
         self.last = torch.zeros_like(chain.first[0])
         if self.covered < len(chain):
-            self.last = self._steps(lambda x: x[self.covered :], chain.out[self.covered - 1], self.last)
+            self.last = self._steps(lambda x: x[self.covered :], self.out[self.covered - 1], self.last)
 
     def guess(self) -> list[Tensor]:
         """Return the first guess of entering cotangents: a burn-in from zero through each segment's first steps."""
@@ -81,7 +82,7 @@ class GRUSegmentsBackward:
 
     def _of_weight(self) -> Tensor:
         """Return the gradient of W_hh with its rows in the order of :attr:`weight`."""
-        of_q, out = self.cotangents[..., : 3 * self.width], self.chain.out
+        of_q, out = self.cotangents[..., : 3 * self.width], self.out
         total = of_q[0].t() @ self.chain.first[0]
         if not self.rows.batch_major:
             return total.addmm_(of_q[1:].flatten(0, 1).t(), out[:-1].flatten(0, 1))
@@ -108,7 +109,7 @@ class GRUSegmentsBackward:
             The cotangents that leave the first of these steps, as rows.
         """
         width, (r, z) = self.width, self.gates.reset_update.chunk(2, -1)
-        given = (chosen(x) for x in (self.chain.out, self.e, r, z, *self.gates, self.cotangents))
+        given = (chosen(x) for x in (self.out, self.e, r, z, *self.gates, self.cotangents))
         out, e, r, z, rz, n, hidden, cotangents = given
         # A separate buffer of contiguous matrices, as not all matrix products accept the strides of ``cotangents``.
         most = max(1, costs_of(out.device).cached_numbers // (4 * entering.numel()))

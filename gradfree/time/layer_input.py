@@ -111,8 +111,10 @@ class LayerInput:
 def well_formed(x: Any, hx: Any) -> bool:
     """Return whether ``x`` is packed, or has two or three dimensions (one sequence, or a batch) and ``hx`` as many.
 
-    Packed sequences must be sorted, so that the batch never grows.
+    Packed sequences must be sorted, so that the batch never grows, and numbers must have fractions.
     """
+    if not (x.data if isinstance(x, PackedSequence) else x).is_floating_point():
+        return False
     if isinstance(x, PackedSequence):
         return bool((x.batch_sizes[1:] <= x.batch_sizes[:-1]).all())
     states = () if hx is None else hx if isinstance(hx, tuple | list) else (hx,)

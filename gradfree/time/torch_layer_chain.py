@@ -73,7 +73,9 @@ class TorchLayerChain(TimeChain):
 
     def jacobians(self) -> Tensor:
         """Return F_2 to F_T of every sequence, (T - 1, B, H, H); for LSTM of h and c concatenated."""
-        return self.cell.jacobians(_LATER)
+        found = self.cell.jacobians(_LATER)
+        # Behind the end of a packed sequence products of W_hh may overflow, and no cotangent may come from there.
+        return found if self.valid is None else found.masked_fill(~self.valid[1:, :, :, None], 0.0)
 
     @property
     def ends(self) -> tuple[Tensor, Tensor]:

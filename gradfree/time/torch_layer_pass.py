@@ -70,7 +70,7 @@ class FusedLayer:
         if self.packing is None:
             e[-1] += final
         else:
-            e.flatten(0, 1).index_add_(0, self.packing.last, final)
+            e.flatten(0, 1).index_add_(0, self.packing.last, final.to(e.dtype))
         return e
 
     def to_grid(self, x: Tensor, direction: int, keep_layout: bool = False) -> Tensor:

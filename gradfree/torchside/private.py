@@ -315,8 +315,8 @@ def is_traced() -> bool:
 
 
 def is_simulated(tensor: Tensor) -> bool:
-    """Return whether ``tensor`` has no values, as in FakeTensorMode."""
-    return type(tensor).__name__ == "FakeTensor"
+    """Return whether ``tensor`` has no values, as in FakeTensorMode and on the device "meta"."""
+    return tensor.is_meta or type(tensor).__name__ == "FakeTensor"
 
 
 is_one_of_many: Callable[[Tensor], bool] = (

@@ -127,6 +127,15 @@ def test_weights_that_no_padding_outweighs_are_exact(engine):
         assert off_by(task.everything(run_with_resets), expected) < 1e-10
 
 
+def test_inputs_that_are_larger_than_the_saturated_gates_are_exact():
+    """Padding repeats an input, which would open the gates that keep c."""
+    task = Task("lstm", "two layers, batch first", "some", steps=300)
+    task.x = (3e4 * task.x.detach()).requires_grad_()
+    expected = task.everything(loop)
+    with gradfree.create_engine("shooting", segments=4).attach(task.layer):
+        assert off_by(task.everything(run_with_resets), expected) < 1e-10
+
+
 @pytest.mark.parametrize("layer", ["gru", "lstm"])
 def test_long_pieces_are_cut_into_segments_in_both_passes(layer):
     task = Task(layer, "three layers", "none", steps=700, batch=2)

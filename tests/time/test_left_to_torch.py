@@ -125,6 +125,15 @@ def test_long_sequences_without_values_run_as_without_an_engine(make):
     assert all(parameter.grad is not None for parameter in layer.parameters())
 
 
+def test_layers_on_the_meta_device_and_integers_run_as_without_an_engine():
+    layer = nn.GRU(3, 16)
+    with gradfree.create_engine("shooting").attach(layer), pytest.raises(ValueError, match="match weight dtype"):
+        layer(torch.ones(300, 4, 3, dtype=torch.long))
+    layer.to("meta")
+    with gradfree.create_engine("shooting").attach(layer):
+        assert layer(torch.empty(300, 4, 3, device="meta"))[0].shape == (300, 4, 16)
+
+
 @pytest.mark.filterwarnings("ignore:.*A CellLayer hides the gate", "ignore:the cell layer")
 @pytest.mark.parametrize("engine", ["dsf", "deeppcr", "newton", "fixed_point", "truncated", "rtrl", "snap", "uoro"])
 def test_a_cell_layer_without_values_has_gradients_of_the_right_shape(engine):

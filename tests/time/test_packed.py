@@ -170,6 +170,29 @@ def test_autocast_gives_the_dtypes_of_torch(kind):
     assert [part.dtype for part in found] == [part.dtype for part in expected]
 
 
+@pytest.mark.parametrize("engine", ["backprop", "shooting", "deeppcr", "dsf"])
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
+@patch("gradfree.time.torch_layer_site.packed_layout", lambda *_, **__: "grid")
+def test_under_autocast_a_loss_may_be_on_the_final_state_only(kind, engine):
+    layer, given = kind(3, 16).float(), packed(20, 12, 7, dtype=torch.bfloat16)
+    with gradfree.create_engine(engine).attach(layer):
+        with torch.autocast("cpu", torch.bfloat16):
+            _, final = layer(given)
+        torch.stack(final if isinstance(final, tuple) else (final,)).float().square().sum().backward()
+    assert all(p.grad.isfinite().all() for p in layer.parameters())
+
+
+def test_products_of_jacobians_that_overflow_behind_the_end_do_not_count():
+    layer, given = nn.RNN(3, 8).float(), packed(1000, 100, dtype=torch.float32)
+    with torch.no_grad():
+        layer.weight_hh_l0.copy_(1.5 * torch.linalg.qr(torch.randn(8, 8))[0])
+        layer.bias_hh_l0.zero_()
+        layer.bias_ih_l0.zero_()
+    expected = everything(layer, given)
+    with gradfree.create_engine("deeppcr").attach(layer):
+        assert off_by(everything(layer, given), expected) < 1e-4
+
+
 @pytest.mark.parametrize("sizes", [[3] * 60 + [1] * 60 + [2] * 60, [2] * 60 + [1] * 60 + [2] * 60])
 def test_batches_that_grow_again_get_the_error_of_torch(sizes):
     layer, given = nn.LSTM(3, 16), PackedSequence(torch.randn(sum(sizes), 3), torch.tensor(sizes))

@@ -35,6 +35,29 @@ def test_as_many_sweeps_as_borders_are_exact(length, segments, corrector):
     assert segments < 5 or corrector or figures["l0"]["sweeps"] > segments / 3
 
 
+@pytest.mark.parametrize("layers", [1, 2])
+@pytest.mark.parametrize("length", [2000, 2001])
+def test_both_directions_with_the_batch_first_are_exact(length, layers):
+    """Inputs and gates are stored sequence after sequence, the concatenated outputs step after step."""
+    gru, x = nn.GRU(3, 8, layers, batch_first=True, bidirectional=True), torch.randn(2, length, 3, requires_grad=True)
+    expected = everything(gru, x)
+    with shooting().attach(gru), gradfree.engine_figures() as figures:
+        assert off_by(everything(gru, x), expected) < 1e-9
+    assert all(figures[path]["sequential"] == 0 for path in ("l0", "l0_reverse"))
+
+
+@pytest.mark.parametrize("mode", ["training", "evaluation"])
+def test_an_infinite_number_in_one_sequence_leaves_the_others_right(mode):
+    """Relative to it every jump would be zero."""
+    rnn, x = nn.RNN(1, 4, nonlinearity="relu"), torch.rand(1000, 2, 1)
+    with torch.no_grad():
+        rnn.weight_hh_l0.copy_(0.98 * torch.eye(4))
+    x[-1, 0] = torch.inf
+    expected = rnn(x)[0][:, 1]
+    with shooting().attach(rnn), torch.set_grad_enabled(mode == "training"):
+        assert off_by([rnn(x)[0][:, 1]], [expected]) < 1e-10
+
+
 def test_the_burn_in_is_learnt_and_kept_in_checkpoints():
     """The burn-in grows until no sweep is needed; another handle can load it."""
     gru, x = nn.GRU(3, 8), torch.randn(2000, 1, 3)
