@@ -124,9 +124,8 @@ class _Layer:
             raise ChainError("a GradientWatch compares how chains are solved, but fa has no chains: leave it out.")
         # Read before the layer runs: a forward pass may change a computed weight, by a power iteration.
         weight = weight_of(self._layer)
-        return _FeedbackFunction.apply(
-            self._feedback(), input, weight, run(self._layer, input.detach(), *args, **kwargs)
-        )
+        out = run(self._layer, input.detach(), *args, **kwargs)
+        return _FeedbackFunction.apply(self._feedback(), input, weight, out)
 
     def weight(self) -> Tensor:
         """Return B for the layer's current weight."""

@@ -130,10 +130,8 @@ def _run_padded(layer: Any, run: RunLayer, x: Tensor, parts: Sequence[Tensor], r
     def run_rows(number: int, x: Tensor, first: Sequence[Tensor], weights: Sequence[Any]) -> Sequence[Tensor]:
         if layer.mode == "LSTM" and padding is not None:
             # The kernel returns c of the last step only.
-            x, weights = (
-                torch.cat([x.masked_fill(padding > 0, 0.0), padding], -1),
-                keeping_c(weights, layer.hidden_size),
-            )
+            x = torch.cat([x.masked_fill(padding > 0, 0.0), padding], -1)
+            weights = keeping_c(weights, layer.hidden_size)
         out, _, *c = run(number, x, first, weights)
         return out, rows.last_steps(out)[None], *c
 
