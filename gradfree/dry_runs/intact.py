@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-import torch
 from torch import nn
 
+from gradfree.torchside.buffers import restored_buffers
 from gradfree.torchside.random_state import RandomState
 
-_INNER = "_parameters", "_buffers", "_modules"
+_INNER = "_parameters", "_modules"
 
 
 @contextmanager
@@ -24,8 +24,8 @@ def left_intact(model: nn.Module) -> Iterator[None]:
     modules = [
         (module, dict(vars(module)), [dict(vars(module)[name]) for name in _INNER]) for module in model.modules()
     ]
-    values = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
-    with RandomState(*(p.device for p in model.parameters())).restored():
+    buffers = [module._buffers for module in model.modules()]
+    with RandomState(*(p.device for p in model.parameters())).restored(), restored_buffers(buffers):
         try:
             yield
         finally:
@@ -35,6 +35,3 @@ def left_intact(model: nn.Module) -> Iterator[None]:
                 for name, entries in zip(_INNER, inner, strict=True):
                     vars(module)[name].clear()
                     vars(module)[name].update(entries)
-            with torch.no_grad():
-                for buffer, value in values:
-                    buffer.copy_(value)

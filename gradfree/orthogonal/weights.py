@@ -135,9 +135,11 @@ def _directions(weights: Sequence[Tensor], probes: Sequence[Tensor | None]) -> T
     # Not symmetric: the power method never finds a drift that is orthogonal to its first vector.
     begin = torch.arange(n, dtype=dtype, device=weights[0].device).cos().unsqueeze(1)
     begin /= begin.norm()
-    # Not those of a smaller weight that was here before. to(begin): probes from a checkpoint may be on another device.
-    found = [None if probe is None or probe.shape != begin.shape else probe for probe in probes]
-    v = torch.stack([torch.zeros_like(begin) if probe is None else probe.to(begin) for probe in found])
+    v = torch.zeros(len(weights), n, 1, dtype=dtype, device=begin.device)
+    for own, probe in zip(v, probes, strict=True):
+        # Not that of a smaller weight that was here before.
+        if probe is not None and probe.shape == begin.shape:
+            own.copy_(probe)  # From a checkpoint it may be on another device.
     # Plus `begin`: a probe after a projection is zero or rounding noise, whose direction differs between machines.
     v = v / v.norm(dim=1, keepdim=True).clamp_min(1e-2) + 1e-3 * begin
     return v / v.norm(dim=1, keepdim=True)

@@ -111,7 +111,7 @@ class LayerInput:
 def well_formed(x: Any, hx: Any) -> bool:
     """Return whether ``x`` is packed, or has two or three dimensions (one sequence, or a batch) and ``hx`` as many.
 
-    Packed sequences must be sorted, so that the batch never grows, and numbers must have fractions.
+    Packed sequences must be sorted, so that the batch never grows, and ``x`` floating-point.
     """
     if not (x.data if isinstance(x, PackedSequence) else x).is_floating_point():
         return False

@@ -16,7 +16,8 @@ def restored_buffers(buffers: Iterable[dict[str, Tensor | None]]) -> Iterator[No
         buffers: the ``_buffers`` of modules.
     """
     kept = [(own, dict(own)) for own in buffers]
-    values = [(buffer, buffer.clone()) for _, entries in kept for buffer in entries.values() if buffer is not None]
+    tensors = [buffer for _, entries in kept for buffer in entries.values() if buffer is not None]
+    values = [(buffer, buffer.detach().clone()) for buffer in tensors]
     try:
         yield
     finally:

@@ -19,8 +19,8 @@ class StepCounter:
     """Counts the steps of optimizers that have parameters of some modules, and calls a function after each.
 
     Works in a plain loop, under ``EngineOptimizer`` and in Lightning, by torch's global hook for optimizer steps. A
-    copy of the model has no counter: attach to the copy. Torch keeps the counter alive, so the counter only has weak
-    references to modules; it stops when all of them are gone.
+    copy of the model has no counter: detach, copy, and attach to both. Torch keeps the counter alive, so the counter
+    only has weak references to modules; it stops when all of them are gone.
 
     Args:
         blocks: the modules whose parameters count, by path.

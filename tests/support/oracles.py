@@ -48,13 +48,9 @@ def assert_close(actual, expected):
 def off_by(actual, expected):
     """Return the largest difference, relative to the largest entry of the same tensor; NaN if there is one."""
     largest = [max(e.abs().max().item(), 1e-300) for e in expected]
+    errors = [(a - e).abs().max().item() / size for a, e, size in zip(actual, expected, largest, strict=True)]
     # Python's max would pass over a NaN.
-    return max_of((a - e).abs().max().item() / size for a, e, size in zip(actual, expected, largest, strict=True))
-
-
-def max_of(numbers):
-    """Return the largest number; NaN if there is one."""
-    return torch.tensor(list(numbers), dtype=torch.float64).max().item()
+    return torch.tensor(errors, dtype=torch.float64).max().item()
 
 
 def snapshot(model):
