@@ -66,7 +66,7 @@ LENET = replace(
     model="lenet",
     options={"in_channels": 3, "image_size": 32},
     learning_rate=3e-3,
-    steps=12 * 352,
+    steps=30 * 352,
     augment=crop_and_flip,
 )
 RESNET = Task(
