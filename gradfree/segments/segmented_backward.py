@@ -12,7 +12,7 @@ from gradfree.algebra.cotangents import Factor
 from gradfree.chains.chain import ChainGradients
 from gradfree.convergence.outcome import largest
 from gradfree.convergence.passes import record_passes
-from gradfree.segments.gru_backward import GRUSegmentsBackward
+from gradfree.segments.gru import GRUSegmentsBackward
 from gradfree.segments.layout import join_segments, segment_products, split_segments
 from gradfree.segments.multiple_shooting import SweepResult, solve_borders
 from gradfree.segments.rule import ChainPass, SegmentPlan, SegmentRule

@@ -28,11 +28,6 @@ class Gates(NamedTuple):
     hidden: Tensor
 
 
-def is_batch_major(x: Tensor) -> bool:
-    """Return whether ``x`` (T, B, ...) stores sequence after sequence in memory."""
-    return x.shape[1] > 1 and x.stride(0) < x.stride(1)
-
-
 def gru_with_gates(x: Tensor, h: Tensor, weights: Sequence[Tensor], reverse: bool = False) -> tuple[Tensor, Gates]:
     """Return the outputs (T, B, H) and the gates, for ``x`` (T, B, I) and the initial state ``h`` (B, H).
 

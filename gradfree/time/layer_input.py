@@ -119,3 +119,8 @@ def well_formed(x: Any, hx: Any) -> bool:
         return bool((x.batch_sizes[1:] <= x.batch_sizes[:-1]).all())
     states = () if hx is None else hx if isinstance(hx, tuple | list) else (hx,)
     return x.dim() in (2, 3) and all(state.dim() == x.dim() for state in states)
+
+
+def is_batch_major(x: Tensor) -> bool:
+    """Return whether ``x`` (T, B, ...) stores sequence after sequence in memory."""
+    return x.shape[1] > 1 and x.stride(0) < x.stride(1)

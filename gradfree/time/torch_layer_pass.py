@@ -14,7 +14,8 @@ from gradfree.chains.solving import Attachment
 from gradfree.errors import NOT_FINITE_INSIDE
 from gradfree.time.closed_forms import State
 from gradfree.time.forward import Recurrence, run
-from gradfree.time.gru_forward import Gates, is_batch_major
+from gradfree.time.gru_forward import Gates
+from gradfree.time.layer_input import is_batch_major
 from gradfree.time.packing import Packing
 from gradfree.time.torch_layer_chain import TorchLayerChain
 from gradfree.torchside.guards import check_finite, refuse_batched, refuse_second_derivatives, saved
