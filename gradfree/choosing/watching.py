@@ -120,28 +120,28 @@ class GradientWatch:
             chain.use_exact = chain.use_exact or self.exact
             chain.differences = [] if not self.exact and self._step >= self._next else None
 
-    def _sharpen(self) -> Any:
-        """Give the engine its next options for closer gradients; return it, or ``None`` if it has no such options."""
-        chains = self._handle.attachments.values()
-        better = next((chain.engine.sharper for chain in chains), None)
-        if better is not None:
-            for chain in chains:
-                chain.engine = better
+    def _sharpen(self) -> list[Any]:
+        """Give each chain's engine its next options for closer gradients; return the new engines, each once."""
+        better: list[Any] = []
+        for chain in self._handle.attachments.values():
+            if (closer := chain.engine.sharper) is not None:
+                chain.engine = closer
+                better += [closer] if closer not in better else []
         return better
 
     def _act(self, step: int, cosine: float) -> None:
         self._next = step + 1
-        better = self._sharpen() if self.risen < self.rises else None
-        if better is None:
-            self.exact = True
-        else:
+        better = self._sharpen() if self.risen < self.rises else []
+        if better:
             self.risen += 1
+        else:
+            self.exact = True
         _log.warning(
             "step %d: the gradient's cosine with the exact one is %.3f, below %g. Training continues with %s.",
             step,
             cosine,
             self.least_cosine,
-            better or "exact gradients",
+            " and ".join(map(repr, better)) or "exact gradients",
         )
 
 

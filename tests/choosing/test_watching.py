@@ -73,6 +73,22 @@ def test_a_low_cosine_raises_k_and_then_training_is_exact(caplog):
     assert all(map(torch.allclose, train(model, optimizer, 3), train(exact, plain, 3)))
 
 
+def test_each_chain_keeps_the_feedback_that_its_cell_allows(caplog):
+    """DSF takes the gate of a GRU, and the paper's ramp for a layer without a gate."""
+    model = torch.nn.ModuleList([torch.nn.RNN(3, 4), torch.nn.GRU(4, 4)])
+    watch = gradfree.GradientWatch(every=1, least_cosine=0.999999, rises=1)
+    optimizer = wrapped(model, "dsf", watch)
+    with caplog.at_level(logging.WARNING, "gradfree"):
+        model[1](model[0](torch.randn(12, 2, 3))[0])[0].square().sum().backward()
+        optimizer.step()
+    found = {path: chain.engine for path, chain in optimizer.handle.attachments.items()}
+    assert found == {
+        "0": gradfree.create_engine("dsf", feedback="linspace", iterations=1),
+        "1": gradfree.create_engine("dsf", feedback="gate", iterations=1),
+    }
+    assert caplog.messages[0].endswith(f"Training continues with {found['0']!r} and {found['1']!r}.")
+
+
 @pytest.mark.parametrize(
     ("engine", "options", "better"),
     [
