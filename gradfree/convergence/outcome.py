@@ -60,6 +60,12 @@ def finest_tolerance(dtype: torch.dtype) -> float:
     return (2 if dtype.itemsize < 4 else 8) * torch.finfo(dtype).eps
 
 
+def coarsest_dtype(carry: Sequence[Tensor]) -> torch.dtype:
+    """Return the real dtype with the largest finest tolerance; torch's default dtype if all are integers or masks."""
+    found = [t.dtype.to_real() for t in carry if t.is_floating_point() or t.is_complex()]
+    return max(found, key=finest_tolerance, default=torch.get_default_dtype())
+
+
 def tolerance_for(tolerance: float | None, dtype: torch.dtype, rounding: float = 0.0) -> float:
     """Return the tolerance for states of ``dtype``, by default the usual one, but never below the finest.
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from gradfree.convergence.outcome import finest_tolerance, tolerance_for
+from gradfree.convergence.outcome import coarsest_dtype, tolerance_for
 from gradfree.devices.costs import affordable_sweeps
 from gradfree.devices.hardware import product_rounding
 from gradfree.newton.iteration import NewtonOptions, NewtonRule
@@ -48,7 +48,7 @@ class LoopRule:
         patience = _affordable(length, carry) if most is None else most
         if patience < _FEWEST and most is None:
             return None
-        dtype = max((t.dtype.to_real() for t in carry), key=finest_tolerance)
+        dtype = coarsest_dtype(carry)
         tolerance = tolerance_for(self.newton.tolerance, dtype, product_rounding(carry[0].device, dtype))
         return NewtonRule(tolerance, min(5 * patience if most is None else most, length), patience=patience)
 

@@ -14,6 +14,7 @@ from torch.autograd.function import FunctionCtx
 from torch.utils._pytree import tree_flatten, tree_leaves
 
 from gradfree.chains.solving import offer_figure
+from gradfree.convergence.outcome import coarsest_dtype
 from gradfree.errors import STEP_CHANGED, ChainError
 from gradfree.loops.compiled import compiling, run_compiled
 from gradfree.loops.recurrence import Loop, LoopMemory, Structure, builder
@@ -274,11 +275,11 @@ class _SegmentsFunction(torch.autograd.Function):
 
 
 def _rows(carry: Sequence[Tensor]) -> Tensor:
-    """Return a tensor (rows, units) as large as the largest part of the carry; its values mean nothing."""
+    """Return a tensor (rows, units) without values, of the carry's largest part and coarsest dtype."""
     part = max(carry, key=Tensor.numel)
     rows = len(part) if part.dim() > 1 else 1
-    floating = part.dtype if part.is_floating_point() else torch.get_default_dtype()
-    return torch.empty((), dtype=floating, device=part.device).expand(rows, max(1, part.numel() // max(1, rows)))
+    like = torch.empty((), dtype=coarsest_dtype(carry), device=part.device)
+    return like.expand(rows, max(1, part.numel() // max(1, rows)))
 
 
 @contextmanager

@@ -1,7 +1,10 @@
 """``scan`` in segments against the loop: outputs, final carries and all gradients in float64."""
 
 import pytest
+import torch
 from scan_tasks import KINDS, CutTask, compare
+
+import gradfree
 
 
 @pytest.mark.parametrize("kind", [kind for kind, (_, cut) in KINDS.items() if cut])
@@ -19,3 +22,28 @@ def test_steps_that_cannot_run_in_segments_are_the_loop_with_a_warning(kind):
     assert [compare(task) for task in tasks] == [0.0, 0.0]
     assert not any(task.was_cut for task in tasks)
     assert any("runs step by step: the step" in message for task in tasks for message in task.messages)
+
+
+@pytest.mark.parametrize(
+    ("beside", "tolerance"),
+    [
+        (lambda: torch.zeros(2, 64, dtype=torch.bool), 1e-12),
+        (lambda: torch.zeros(2, 64, dtype=torch.complex128), 1e-12),
+        (lambda: torch.zeros(2, 3, dtype=torch.float32), 1e-5),
+    ],
+)
+def test_the_tolerance_is_that_of_the_coarsest_floating_dtype_whatever_is_the_largest_part(beside, tolerance):
+    torch.set_default_dtype(torch.float32)
+    x, start = torch.randn(64, 2, 5, dtype=torch.float64, requires_grad=True), torch.zeros(2, 5, dtype=torch.float64)
+
+    def step(carry, x):
+        h = torch.tanh(0.5 * carry[0] + x)
+        return (h, carry[1].clone()), h
+
+    with gradfree.engine_figures() as figures:
+        engine = gradfree.create_engine("shooting", segments=8, burn=16)
+        gradfree.scan(step, (start, beside()), x, engine=engine)[1].square().sum().backward()
+    ((name, found),) = figures.items()
+    assert {key: float(found[key]) for key in ("tolerance", "forward tolerance")} == pytest.approx(
+        {"tolerance": tolerance, "forward tolerance": tolerance}
+    ), name
