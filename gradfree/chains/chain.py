@@ -237,6 +237,11 @@ class Solver(ABC):
         return False
 
     @property
+    def continues(self) -> bool:
+        """Whether a pass through a recurrent layer goes on from the one before: both must be of the same sequences."""
+        return False
+
+    @property
     def evaluates(self) -> bool:
         """Whether the engine runs recurrent layers without gradients, too, where that is faster than torch."""
         return False

@@ -40,6 +40,11 @@ class StreamEngine(Engine):
         if not isinstance(self.stream, bool):
             raise TypeError(f"{type(self).__name__}: stream must be True or False, not {self.stream!r}.")
 
+    @property
+    def continues(self) -> bool:
+        """Whether passes are the chunks of a stream."""
+        return self.stream
+
     def solves(self, kind: type[Site]) -> bool:
         """Return whether ``kind`` is one of chains in time."""
         return kind.dimension == "time" and super().solves(kind)
@@ -54,11 +59,14 @@ class StreamEngine(Engine):
         """Return the gradients of this pass, with those of earlier chunks' parameters if it is one of a stream.
 
         Raises:
-            ChainError: a stream of packed sequences.
+            ChainError: a stream of packed sequences, or of a :class:`CellLayer` with resets.
         """
         assert isinstance(chain, TimeChain)
         if self.stream and chain.valid is not None:
-            raise ChainError(f"{chain.path}: a stream needs chunks of equal length. Do not pack them, or stream=False.")
+            raise ChainError(
+                f"{path_name(chain.path)}: a stream needs chunks of equal length, without resets in the middle. "
+                "Call the layer on tensors, not packed and not by run_with_resets, or use stream=False."
+            )
         return self.chunk_gradients(chain, direct)
 
     @abstractmethod

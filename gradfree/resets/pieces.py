@@ -8,6 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from gradfree.time.packing import Padding
+
 
 @dataclass(frozen=True)
 class Pieces:
@@ -88,10 +90,9 @@ class PieceBatch:
         given = state.index_select(0, self.sequence.to(state.device))
         return given.masked_fill(self.from_zero.to(state.device).view(-1, *[1] * (state.dim() - 1)), 0.0)
 
-    def last_steps(self, out: Tensor) -> Tensor:
-        """Return ``out`` (L, N, ·) at the last step of each row, (N, ·)."""
-        ends = (self.valid.sum(0) - 1).to(out.device)
-        return out[ends, torch.arange(out.shape[1], device=out.device)]
+    def padding(self, device: torch.device) -> Padding:
+        """Return the padding behind the rows."""
+        return Padding(self.valid.unsqueeze(-1).to(device))
 
 
 def in_sequence_order(outs: Sequence[Tensor], batches: Sequence[PieceBatch], shape: tuple[int, int]) -> Tensor:

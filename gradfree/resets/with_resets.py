@@ -85,8 +85,13 @@ def _padded_runner(
 ) -> Callable[[Tensor, list[Tensor], PieceBatch], Sequence[Tensor]] | None:
     """Return a function that runs padded pieces; ``None`` if pieces run packed."""
     if isinstance(layer, CellLayer):
-        return lambda x, first, rows: layer.unroll(x, first, rows.last_steps)
+        return lambda x, first, rows: layer.unroll(x, first, rows.padding(x.device))
     recorder = _solving(layer)
+    if recorder is not None and recorder.attachment.engine.continues:
+        raise ChainError(
+            f"run_with_resets: {recorder.attachment.engine!r} goes on from the call before, which must be of the same "
+            "sequences, not of pieces. Call the layer on chunks of them, or use stream=False."
+        )
     # Engines with their own forward method need padded sequences. Approximate engines would count the padding.
     if x.device.type != "cpu" or recorder is None or not recorder.attachment.engine.forwards:
         return None
@@ -125,15 +130,16 @@ def _run_packed(layer: Any, x: Tensor, parts: Sequence[Tensor], rows: PieceBatch
 
 def _run_padded(layer: Any, run: RunLayer, x: Tensor, parts: Sequence[Tensor], rows: PieceBatch) -> tuple[Tensor, ...]:
     """Run layer by layer, as the module does; return the outputs and the final states, (N, layers, H)."""
-    padding = None if rows.valid.all() else (~rows.valid).to(x.device, x.dtype)[..., None]
+    padding = rows.padding(x.device)
+    is_padding = None if rows.valid.all() else (~padding.valid).to(x.dtype)
 
     def run_rows(number: int, x: Tensor, first: Sequence[Tensor], weights: Sequence[Any]) -> Sequence[Tensor]:
-        if layer.mode == "LSTM" and padding is not None:
+        if layer.mode == "LSTM" and is_padding is not None:
             # The kernel returns c of the last step only.
-            x = torch.cat([x.masked_fill(padding > 0, 0.0), padding], -1)
+            x = torch.cat([x.masked_fill(~padding.valid, 0.0), is_padding], -1)
             weights = keeping_c(weights, layer.hidden_size)
         out, _, *c = run(number, x, first, weights)
-        return out, rows.last_steps(out)[None], *c
+        return out, padding.last_steps(out)[None], *c
 
     out, finals = run_layers(layer, run_rows, x, [part.transpose(0, 1) for part in parts])
     return out, *(final.transpose(0, 1) for final in finals)

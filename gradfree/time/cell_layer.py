@@ -15,10 +15,8 @@ from torch.utils._pytree import tree_flatten
 from gradfree.algebra.block_scan import Blocks
 from gradfree.loops.compiled import Compiler, run_compiled
 from gradfree.loops.recurrence import Loop
-from gradfree.time.packing import PackedRows
+from gradfree.time.packing import PackedRows, Padding
 from gradfree.time.recorded_step import recorded_step
-
-Ends = Callable[[Tensor], Tensor]
 
 
 class CellLayer(nn.Module):
@@ -79,19 +77,19 @@ class CellLayer(nn.Module):
         """Run sequences of several lengths as one padded batch; the padding repeats each sequence's last input."""
         rows = PackedRows(packed)
         x = rows.padded()
-        out, *final = self.unroll(x, self.initial_parts(x, rows.sorted(state)), rows.last_steps)
+        out, *final = self.unroll(x, self.initial_parts(x, rows.sorted(state)), rows.padding)
         return rows.packed(out), self._final([rows.unsorted(part) for part in final], state)
 
-    def unroll(self, x: Any, parts: Sequence[Tensor], ends: Ends | None = None) -> Sequence[Tensor]:
+    def unroll(self, x: Any, parts: Sequence[Tensor], padding: Padding | None = None) -> Sequence[Tensor]:
         """Return the outputs (T, B, H) and the parts of the final state.
 
         Args:
             x: (T, B, I), or a tuple of such tensors.
             parts: the parts of the initial state.
-            ends: selects the final states from those of all steps (T, B, ·). ``None``: those of the last step.
+            padding: the padding behind sequences of several lengths. ``None``: all have T steps.
         """
-        loop, compiler = self.loop(x, parts, ends), self.compiler
-        return results(loop.run() if compiler is None else run_compiled(loop, compiler), ends)
+        loop, compiler = self.loop(x, parts, padding), self.compiler
+        return results(loop.run() if compiler is None else run_compiled(loop, compiler), padding)
 
     @property
     def compiler(self) -> Compiler | None:
@@ -104,7 +102,7 @@ class CellLayer(nn.Module):
         """Leave compiled functions out of copies."""
         return {**super().__getstate__(), "_compiler": None}
 
-    def loop(self, x: Any, parts: Sequence[Tensor], ends: Ends | None, name: str = "the cell layer") -> Loop:
+    def loop(self, x: Any, parts: Sequence[Tensor], padding: Padding | None, name: str = "the cell layer") -> Loop:
         """Return the loop over the steps; arguments as in :meth:`unroll`, and a name for messages."""
         cell: Any = self.cell
         by_units = runs_by_units(cell)
@@ -112,7 +110,7 @@ class CellLayer(nn.Module):
 
         def step(parts: tuple[Tensor, ...], x: Any) -> tuple[tuple[Tensor, ...], Any]:
             after = tuple(cell.advance(x, parts) if by_units else apply_cell(cell, x, parts))
-            return after, after[0] if ends is None else after
+            return after, after[0] if padding is None else after
 
         return Loop(step, tuple(parts), *tree_flatten(x), name)
 
@@ -145,11 +143,11 @@ class CellLayer(nn.Module):
         return (x.new_zeros(x.shape[1], size),) * self._parts
 
 
-def results(found: tuple[Any, Any], ends: Ends | None) -> Sequence[Tensor]:
+def results(found: tuple[Any, Any], padding: Padding | None) -> Sequence[Tensor]:
     """Return what :meth:`CellLayer.unroll` does, from the final carry and the outputs of its loop."""
     carry, ys = found
-    if ends is not None:
-        return [ys[0], *map(ends, ys)]
+    if padding is not None:
+        return [ys[0], *map(padding.last_steps, ys)]
     # Copies: a gradient hook on the final state gets no share of the outputs, as with torch's layers.
     return [ys, *(part.clone() for part in carry)]
 

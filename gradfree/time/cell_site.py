@@ -27,13 +27,13 @@ from gradfree.time.cell_chain import CellLayerChain, autocast_now, cell_problems
 from gradfree.time.cell_layer import (
     CellLayer,
     ElementwiseCell,
-    Ends,
     or_torchs_layer,
     results,
     runs_by_units,
     state_problems,
 )
 from gradfree.time.forward import Recurrence, run
+from gradfree.time.packing import Padding
 from gradfree.time.recorded_step import cell_errors
 from gradfree.time.single_steps import SingleStepWarning
 from gradfree.torchside.guards import check_finite, refuse_batched, refuse_second_derivatives, refuse_transforms, saved
@@ -124,7 +124,7 @@ class CellRecorder:
         del self.layer.unroll
 
     @uncompiled
-    def unroll(self, x: Any, parts: Sequence[Tensor], ends: Ends | None = None) -> Sequence[Tensor]:
+    def unroll(self, x: Any, parts: Sequence[Tensor], padding: Padding | None = None) -> Sequence[Tensor]:
         """Run the cell over the sequence, recorded for the engine; arguments and result as in the layer's own loop.
 
         Raises:
@@ -133,9 +133,9 @@ class CellRecorder:
         at, trains, parameters = self.attachment, torch.is_grad_enabled(), list(self.layer.cell.parameters())
         asked = at.compares or at.deltas is not None or runs_by_units(self.layer.cell)
         if at.engine.loops is not None and not asked and (trains or at.engine.evaluates):
-            return self._run_loop(x, parts, ends)
+            return self._run_loop(x, parts, padding)
         if not trains:
-            return type(self.layer).unroll(self.layer, x, parts, ends)
+            return type(self.layer).unroll(self.layer, x, parts, padding)
         if isinstance(x, tuple):
             raise ChainError(
                 f"{self.where} has an input of several tensors, for which this engine cannot run all steps as one "
@@ -143,8 +143,8 @@ class CellRecorder:
             )
         # What else the cell uses may need a gradient, such as an adapter that is no parameter: autograd finds it.
         if not any(t.requires_grad for t in (x, *parts, *parameters)):
-            return type(self.layer).unroll(self.layer, x, parts, ends)
-        if ends is not None and len(parts) > 1:
+            return type(self.layer).unroll(self.layer, x, parts, padding)
+        if padding is not None and len(parts) > 1:
             raise ChainError(
                 f"{self.where} has a state of several tensors, which an engine does not support with resets. Call "
                 "run_with_resets without an engine, or use nn.LSTM in place of nn.LSTMCell."
@@ -153,20 +153,21 @@ class CellRecorder:
         refuse_transforms(self.where)
         refuse(state_problems(self.where, parts, x))
         refuse((*problems_of_shards(self.inside), *problems_of_hooks(self.inside), *problems_of_taps(self.inside)))
-        out, *finals = _UnrollFunction.apply(self, len(parts), x, *parts, *parameters)
-        return [out, ends(out)] if ends is not None else [out, *finals]
+        valid = None if padding is None else padding.valid
+        out, *finals = _UnrollFunction.apply(self, valid, len(parts), x, *parts, *parameters)
+        return [out, *finals] if padding is None else [out, padding.last_steps(out)]
 
-    def _run_loop(self, x: Any, parts: Sequence[Tensor], ends: Ends | None) -> Sequence[Tensor]:
+    def _run_loop(self, x: Any, parts: Sequence[Tensor], padding: Padding | None) -> Sequence[Tensor]:
         """Run the cell's own loop by the engine, on autograd's graph."""
         at, layer = self.attachment, self.layer
-        loop = layer.loop(x, parts, ends, at.path or "the cell layer")
+        loop = layer.loop(x, parts, padding, at.path or "the cell layer")
         if torch.is_grad_enabled():
             self.single_steps.count(loop.length)
         refuse(problems_of_shards(self.inside))
         run = (
             partial(Loop.run, loop) if at.use_exact else partial(at.engine.loops, loop, self.loop_memory, self._scratch)
         )
-        outputs = results(run(), ends)
+        outputs = results(run(), padding)
         if at.path not in at.solved:
             when_backward([out for out in outputs if out.requires_grad], [partial(at.solved.add, at.path)])
         return outputs
@@ -178,6 +179,7 @@ class CellRecorder:
 
 class _Context(FunctionCtx):
     recorder: CellRecorder
+    valid: Tensor | None
     parts: int
     parameters: Sequence[Tensor]
     versions: Sequence[int]
@@ -191,9 +193,11 @@ class _UnrollFunction(torch.autograd.Function):
     """(x, initial state, parameters) -> (outputs, final state)."""
 
     @staticmethod
-    def forward(ctx: _Context, recorder: CellRecorder, parts: int, x: Tensor, *rest: Tensor) -> tuple[Tensor, ...]:
+    def forward(
+        ctx: _Context, recorder: CellRecorder, valid: Tensor | None, parts: int, x: Tensor, *rest: Tensor
+    ) -> tuple[Tensor, ...]:
         cell = recorder.layer.cell
-        ctx.recorder, ctx.parts, ctx.autocast = recorder, parts, autocast_now(x)
+        ctx.recorder, ctx.valid, ctx.parts, ctx.autocast = recorder, valid, parts, autocast_now(x)
         given = [x, *rest, *cell.buffers()]
         before = _marks(given)
         at = recorder.attachment
@@ -207,7 +211,7 @@ class _UnrollFunction(torch.autograd.Function):
             torch.clear_autocast_cache()
         # The last step runs once more for its graph: one that differs in the backward pass may give equal states.
         last = [torch.cat([h, s[-2:-1]])[-1:] for h, s in zip(first, (out, *others), strict=True)]
-        wanted = ctx.needs_input_grad[3 + parts :]
+        wanted = ctx.needs_input_grad[4 + parts :]
         ends = [final[0] for final in finals]
         chain = CellLayerChain(cell, x[-1:], last, ends, rest[parts:], wanted, at.memory, recorder.where)
         ctx.operations = chain.operations
@@ -235,7 +239,7 @@ class _UnrollFunction(torch.autograd.Function):
             raise CHANGED_IN_PLACE.error(where=where)
         outputs = (cotangent, *[None] * (parts - 1))
         direct = tuple(_with_final(*part) for part in zip(outputs, finals, states, strict=True))
-        wanted = ctx.needs_input_grad[3 + parts :]
+        wanted = ctx.needs_input_grad[4 + parts :]
         with ctx.autocast:
             before = [torch.cat([f.unsqueeze(0), s[:-1]]) for f, s in zip(first, states, strict=True)]
             ends = [s[-1] for s in states]
@@ -246,12 +250,13 @@ class _UnrollFunction(torch.autograd.Function):
             # What is frozen between the passes has no part in the graph any more.
             if chain.operations != ctx.operations and [p.requires_grad for p in cell.parameters()] == list(wanted):
                 raise SETTINGS_CHANGED.error(path=ctx.recorder.where)
+            chain.valid = ctx.valid
             chain.forward_pass = ctx.passes[0] if ctx.passes else None
             gradients = at.solve(chain, direct)
         given = *gradients.inputs, *gradients.initial, *gradients.parameters
         check_finite(given, where, NOT_FINITE_INSIDE)
         at.solved.add(at.path)
-        return None, None, *given
+        return None, None, None, *given
 
 
 def _with_final(e: Tensor | None, final: Tensor | None, like: Tensor) -> Tensor:

@@ -48,11 +48,31 @@ class Packing:
         return padded.flatten(0, 1).index_select(0, self.rows)
 
 
+class Padding:
+    """The padding behind the sequences of a batch.
+
+    Attributes:
+        valid: mask of the steps that are not padding, (T, B, 1).
+    """
+
+    def __init__(self, valid: Tensor):
+        self.valid = valid
+        self._ends = valid.squeeze(-1).sum(0) - 1
+        self._samples = torch.arange(valid.shape[1], device=valid.device)
+
+    def last_steps(self, out: Tensor) -> Tensor:
+        """Return ``out`` (T, B, ...) at the last step of each sequence, (B, ...)."""
+        return out[self._ends, self._samples]
+
+
 class PackedRows:
     """A packed sequence as a padded batch (T, B, ...), whose padding repeats each sequence's last step.
 
     Args:
         given: the packed sequence.
+
+    Attributes:
+        padding: the padding.
     """
 
     def __init__(self, given: PackedSequence):
@@ -63,17 +83,12 @@ class PackedRows:
         # Of each step of the grid the packed row; of padding that of the sequence's last step.
         rows = torch.empty(packing.shape[0] * packing.shape[1], dtype=torch.int64, device=packing.rows.device)
         rows[packing.rows] = torch.arange(len(packing.rows), device=packing.rows.device)
-        self._ends = packing.last // packing.shape[1]
-        self._source = rows[torch.minimum(steps, self._ends) * packing.shape[1] + samples]
-        self._samples, self._packing = samples, packing
+        self._source = rows[torch.minimum(steps, packing.last // packing.shape[1]) * packing.shape[1] + samples]
+        self._packing, self.padding = packing, Padding(packing.valid)
 
     def padded(self) -> Tensor:
         """Return the sequences, (T, B, ...), in the order in which they are packed."""
         return self._given.data.index_select(0, self._source.flatten()).unflatten(0, self._source.shape)
-
-    def last_steps(self, out: Tensor) -> Tensor:
-        """Return ``out`` (T, B, ...) at the last step of each sequence, (B, ...)."""
-        return out[self._ends, self._samples]
 
     def packed(self, out: Tensor) -> PackedSequence:
         """Return ``out`` (T, B, ...) packed as the given sequence."""

@@ -31,6 +31,36 @@ def test_the_mean_gate_ignores_padding_and_empty_or_non_finite_batches():
         assert torch.equal(mean_after(x[:, :1], broken), whole)
 
 
+class Leaky(gradfree.ElementwiseCell):
+    hidden_size = HIDDEN
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(INPUT, 2 * HIDDEN)
+
+    def fed(self, x):
+        return self.linear(x)
+
+    def advance(self, fed, state):
+        leak, new = fed.chunk(2, -1)
+        return (torch.lerp(new, state[0], leak.sigmoid()),)
+
+
+def test_the_mean_gate_of_a_cell_ignores_padding():
+    layer, x = gradfree.CellLayer(Leaky()), torch.randn(6, 2, INPUT)
+    leak = layer.cell.fed(x).detach()[..., :HIDDEN].sigmoid()
+    lengths = torch.tensor([6, 2], device="cpu")
+
+    def mean_after(call):
+        with gradfree.create_engine("dsf", feedback="gate").attach(layer) as handle:
+            out = call()[0]
+            (out.data if isinstance(out, nn.utils.rnn.PackedSequence) else out).sum().backward()
+            return handle.state_dict()[""]["means: .0"]
+
+    packed = mean_after(lambda: layer(pack_padded_sequence(x, lengths)))
+    torch.testing.assert_close(packed, torch.cat([leak[:, 0], leak[:2, 1]]).mean(0))
+
+
 DEFAULTS = {
     "gate": [lambda: nn.GRU(3, 4), lambda: nn.LSTM(3, 4), lambda: ParaLSTM(3, 4)],
     "linspace": [lambda: nn.RNN(3, 4), lambda: gradfree.CellLayer(nn.GRUCell(3, 4))],
