@@ -171,7 +171,8 @@ def _shaped(wide: Tensor, weight: Tensor) -> Tensor:
 
 def _shrinking(gram: Tensor) -> Tensor:
     """Return a factor for a matrix: it scales a largest singular value above √2 to below √3, else 1."""
-    v = gram[:, :1]
+    # The longest column, since another may be orthogonal to the direction of a large singular value.
+    v = gram.index_select(1, gram.norm(dim=0).argmax().view(1))
     for _ in range(_SHRINKING_PROBES):
         v = gram @ (v / v.norm())
     largest = v.norm()

@@ -49,7 +49,8 @@ def test_a_drift_whose_entries_cancel_is_seen():
 
 
 def test_retraction_does_not_diverge_after_a_large_step():
-    weights = [torch.eye(8), 30 * torch.eye(8), 5 * torch.randn(8, 8)]
+    along_one_unit = torch.eye(8).index_put((torch.tensor(2), torch.tensor(2)), torch.tensor(20.0))
+    weights = [torch.eye(8), 30 * torch.eye(8), 5 * torch.randn(8, 8), along_one_unit]
     for _ in range(20):
         retract(weights, steps=2)
     assert max(map(deviation, weights)) < 1e-5
