@@ -59,7 +59,8 @@ class ForwardGradient(Engine):
         # New in each pass.
         generator = new_generator(chain, "forward_gradient", self.seed, known.device)
         directions = self.sigma * normal(generator, (self.samples, *known.shape), known)
-        slopes = torch.einsum("lbh,nlbh->nlb", known, chain.jvps(directions))
+        # Complex numbers count as two real ones.
+        slopes = torch.einsum("lbh,nlbh->nlb", known.conj(), chain.jvps(directions)).real
         later = slopes.flip(1).cumsum(1).flip(1) - slopes
-        estimated = torch.einsum("nlb,nlbh->lbh", later, directions) / (self.samples * self.sigma**2)
+        estimated = torch.einsum("nlb,nlbh->lbh", later.to(directions), directions) / (self.samples * self.sigma**2)
         return chain.gradients(chain.cotangents(known + estimated, direct))

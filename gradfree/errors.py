@@ -206,6 +206,12 @@ MIXES = _row(
     "Use another normalization, eval() for that module, a batch in the first dimension of the states if there is none, "
     "or the engine 'backprop'.",
 )
+COMPLEX_JACOBIAN = _row(
+    _MODULES,
+    "complex states, with `deeppcr`, and with `snap` in a `CellLayer`",
+    "{path} has complex states: a step that is not holomorphic has no matrix of complex numbers as its Jacobian.",
+    "Use real states with twice the units, or the engine 'backprop'.",
+)
 SCRIPTED = _row(
     _MODULES,
     "scripted modules",

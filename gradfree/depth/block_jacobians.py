@@ -10,7 +10,7 @@ from torch import Tensor
 
 from gradfree.algebra.cotangents import Cotangent
 from gradfree.depth.link import Link, local_backward, span
-from gradfree.errors import MIXES, ChainError
+from gradfree.errors import COMPLEX_JACOBIAN, MIXES, ChainError
 from gradfree.torchside.batched_vjps import batched_vjps
 from gradfree.torchside.guards import refuse_unless
 from gradfree.torchside.private import is_simulated
@@ -46,8 +46,11 @@ def jacobians(links: Sequence[Link], mixing: Mixing) -> Tensor:
     """Return (L - 1, B, H, H); see :meth:`.Chain.jacobians`.
 
     Raises:
-        ChainError: a link mixes samples.
+        ChainError: a link mixes samples, or its state is complex.
     """
+    for link in links:
+        if link.out.is_complex():
+            raise COMPLEX_JACOBIAN.error(path=link.path)
     batch, widest = samples(links[0].out), max(width(link.out) for link in links)
     result = links[0].out.new_zeros(
         len(links) - 1, batch, widest, widest, dtype=_wide_dtype([link.out for link in links])

@@ -167,7 +167,9 @@ class Link:
     @cached_property
     def residual(self) -> Factor:
         """K, read from the graph. Cached: a checkpoint gives out its recomputed tensors only once."""
-        return 0.0 if self.state is None else residual_factor(self.out, self.state)
+        found = 0.0 if self.state is None else residual_factor(self.out, self.state)
+        # Of complex products autograd's cotangents take the conjugate factors.
+        return found.conj() if isinstance(found, Tensor) else found
 
     def with_fields(self, **fields: Any) -> Link:
         """Return a copy with other ``fields``; ``dataclasses.replace`` takes ten times as long."""

@@ -16,8 +16,9 @@ from gradfree.algebra.cotangents import Factor, plus, times
 from gradfree.chains.chain import ChainGradients
 from gradfree.chains.memory import Memory
 from gradfree.chains.refusals import problems_of_hooks, problems_of_taps
+from gradfree.chains.report import path_name
 from gradfree.devices.hardware import product_rounding
-from gradfree.errors import RANDOM_CELL, ChainError
+from gradfree.errors import COMPLEX_JACOBIAN, RANDOM_CELL, ChainError
 from gradfree.time.cell_layer import ElementwiseCell, apply_cell, output_size, run_steps, unit_blocks
 from gradfree.time.closed_forms import Links, State
 from gradfree.time.recorded_step import recorded_step
@@ -132,6 +133,8 @@ class CellLayerChain(TimeChain):
         return self._all_jacobians()[1:]
 
     def _all_jacobians(self) -> Tensor:
+        if any(part.is_complex() for part in self.after):
+            raise COMPLEX_JACOBIAN.error(path=path_name(self.path))
         widths = [part.shape[2:].numel() for part in self.after]
         identity = torch.eye(sum(widths), device=self.like.device)
         rows = [part[:, None, None].expand(-1, *self.shape, -1) for part in identity.split(widths, -1)]

@@ -35,6 +35,25 @@ def test_the_mean_of_20000_draws_is_within_four_standard_errors_of_the_gradient(
         assert bool((error > 1e-12).all()) == (name != f"{depth - 1}.weight")
 
 
+def test_complex_numbers_count_as_two_real_ones():
+    """For blocks that are not holomorphic, and each of the two parts: the mean of many draws has the direction of g."""
+
+    class Block(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.shift = nn.Parameter(0.3 * torch.randn(2, dtype=torch.complex128))
+
+        def forward(self, x):
+            return x + self.shift * x.abs()
+
+    model, x = nn.Sequential(Block(), Block(), Block()), torch.randn(3, 2, dtype=torch.complex128)
+    expected = gradients(model, lambda: model(x).abs().square())
+    with gradfree.create_engine("forward_gradient", samples=20_000).attach(model, [""]):
+        found = gradients(model, lambda: model(x).abs().square())
+    for name, exact in expected.items():
+        torch.testing.assert_close(found[name], exact, rtol=0.1, atol=0.0)
+
+
 def test_directions_differ_between_passes_and_seeds():
     model, x = plain_model(), torch.randn(4, 6)
     found = []

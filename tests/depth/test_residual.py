@@ -11,6 +11,7 @@ from torch.autograd.graph import get_gradient_edge
 import gradfree
 from gradfree.depth import residual
 from gradfree.depth.residual import residual_factor
+from gradfree.testing.cases.models import assert_equal_gradients, gradients
 
 
 def read(block, x):
@@ -147,6 +148,21 @@ def test_the_output_of_an_lstm_cell_has_no_residual_path(request, device):
     cell = nn.LSTMCell(4, 4)
     factor, _ = read(lambda c: cell(c, (c, c))[0], torch.randn(3, 4))
     assert factor == 0.0
+
+
+def test_the_residual_path_of_complex_products_is_the_factor_of_cotangents():
+    class Block(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.scale = nn.Parameter(torch.polar(torch.ones(3), torch.rand(3)))
+
+        def forward(self, x):
+            return self.scale * x
+
+    model, x = nn.Sequential(Block(), Block(), Block()), torch.randn(2, 3, dtype=torch.complex128)
+    exact = gradients(model, lambda: model(x).abs().square())
+    with gradfree.create_engine("highway_bp", iterations=0).attach(model, [""]):
+        assert_equal_gradients(gradients(model, lambda: model(x).abs().square()), exact)
 
 
 def test_a_declared_residual_path_is_used():

@@ -213,6 +213,30 @@ def normed(engine):
     return lambda: (Model([NormAndDropout(), NormAndDropout()]), engine)
 
 
+def complex_blocks():
+    return plain_model().to(torch.complex128), "deeppcr"
+
+
+def complex_cell():
+    class Cell(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.randn(6, 6, dtype=torch.complex128))
+
+        def forward(self, x, h):
+            return torch.tanh(h @ self.weight + x)
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = gradfree.CellLayer(Cell())
+
+        def forward(self, x):
+            return self.layer(x.unsqueeze(1), torch.zeros_like(x[:1]))
+
+    return Net(), "deeppcr"
+
+
 def without_targets():
     return layers()[0], "drtp"
 
@@ -270,6 +294,10 @@ PROGRAMS = {
     errors.MIXES: (
         behind(lambda model, x: out_of(model, x).sum().backward()),
         map(normed, ("deeppcr", "forward_gradient")),
+    ),
+    errors.COMPLEX_JACOBIAN: (
+        behind(lambda model, x: out_of(model, x.to(torch.complex128)).abs().sum().backward()),
+        (complex_blocks, complex_cell),
     ),
     errors.SCRIPTED: attaching(scripted, blocks),
     errors.LAZY: attaching(lazy, blocks),
