@@ -60,7 +60,10 @@ class TargetPropagation(LearnedFeedbackEngine):
                 miss = self._inverse(chain, before, matrix.requires_grad_(), out) - noisy.flatten(1)
                 (slope,) = torch.autograd.grad(miss.pow(2).sum() / (2 * len(h)), matrix)
             size = 1 + out.to(matrix.dtype).flatten(1).pow(2).sum(1).mean()
-            self.replace(chain.memory, chain.links[before].path, matrix.detach() - self.rate * slope / size)
+            matrix, change = matrix.detach(), self.rate * slope / size
+            # Not from an overflow or an empty batch, of which nothing would recover.
+            learnt = torch.where(change.isfinite().all(), matrix - change, matrix)
+            self.replace(chain.memory, chain.links[before].path, learnt)
 
     def layer_gradients(self, chain: LayerChain, error: Tensor) -> ChainGradients:
         """Return the gradients of every layer, from its target."""

@@ -84,7 +84,7 @@ def jvps(links: Sequence[Link], tangents: Tensor, mixing: Mixing) -> Tensor:
             tangent = (result[:, i - 1] + tangents[:, i - 1])[..., : width(before.out)]
             given = torch.cat([tangent, probes(before.out).to(tangent.dtype)])
             moved = _jvps(link, given.reshape(len(given), *before.out.shape))
-            moved = moved.reshape(len(given), tangents.shape[2], -1)
+            moved = moved.reshape(len(given), tangents.shape[2], width(link.out))
             result[:, i, :, : width(link.out)] = moved[: len(tangent)]
             answers.append((link, moved[len(tangent) :]))
     mixing.refuse(answers)

@@ -122,6 +122,18 @@ def test_the_inverses_of_target_propagation_learn_to_reconstruct():
     assert alike > 0
 
 
+@pytest.mark.parametrize("samples", [5, 0])
+def test_inverses_learn_nothing_from_a_batch_with_nan_or_without_samples(samples):
+    net = dense(6, 6, 6, 3, bend=nn.Tanh)
+    optimizer = torch.optim.SGD(net.parameters(), 0.0)
+    with TargetPropagation().attach(net, [""]) as handle:
+        net(torch.randn(5, 6)).square().sum().backward()
+        before = drawn(handle)["2 (6, 7)"]
+        optimizer.step()
+        net(torch.full((samples, 6), torch.nan)).square().sum().backward()
+        assert torch.equal(before, drawn(handle)["2 (6, 7)"])
+
+
 @pytest.mark.parametrize("pool", [nn.AvgPool2d, nn.MaxPool2d])
 def test_target_propagation_keeps_the_random_state_with_dropout_and_convolutions(pool):
     net, x = nn.Sequential(nn.Linear(8, 8), convolutions(pool)), torch.randn(4, 2, 8, 8)
