@@ -6,11 +6,12 @@ from dataclasses import fields
 from typing import Any
 
 import torch
-from torch import distributed
+from torch import Tensor, distributed
 from transformers import TrainerCallback
 from transformers.trainer_callback import ExportableState
 
 from gradfree.chains.handle import Handle
+from gradfree.choosing.switching import KEY, SwitchingHandle
 from gradfree.engines.discovery import Chains
 from gradfree.engines.engine import Engine, named_baseline
 from gradfree.registry import resolve_engine
@@ -76,18 +77,31 @@ class EngineCallback(TrainerCallback, ExportableState):
         options = {f.name: getattr(self.engine, f.name) for f in fields(self.engine)}
         where = {"chains": self.chains, "residual": self.residual}
         kept = {
-            path: {key: {"dtype": str(t.dtype).removeprefix("torch."), "values": t.tolist()} for key, t in own.items()}
-            for path, own in self.handle.state_dict().items()
+            path: {key: _listed(value) for key, value in own.items()} for path, own in self.handle.state_dict().items()
         }
         return {"args": {"engine": name, **where, **options}, "attributes": {"kept": kept}}
 
     def _load(self, saved: list[dict[str, Any]]) -> None:
         """Load the saved state of this engine's chains; other callbacks may have engines on other chains."""
-        kept = {path: own for each in saved for path, own in each["attributes"]["kept"].items()}
-        self.handle.load_state_dict(
-            {
-                path: {key: torch.tensor(t["values"], dtype=getattr(torch, t["dtype"])) for key, t in own.items()}
-                for path, own in kept.items()
-                if path in self.handle.chains
-            }
-        )
+        kept = {
+            path: {key: _unlisted(value) for key, value in own.items()}
+            for each in saved
+            for path, own in each["attributes"]["kept"].items()
+        }
+        if KEY in kept and isinstance(self.handle, SwitchingHandle):
+            # First, as it decides which chains there are.
+            self.handle.load_state_dict({KEY: kept[KEY]})
+        self.handle.load_state_dict({path: own for path, own in kept.items() if path in self.handle.chains})
+
+
+def _listed(value: Any) -> Any:
+    """Return a tensor as a list with its dtype; anything else as it is."""
+    if not isinstance(value, Tensor):
+        return value
+    return {"dtype": str(value.dtype).removeprefix("torch."), "values": value.tolist()}
+
+
+def _unlisted(value: Any) -> Any:
+    """Undo :func:`_listed`."""
+    is_tensor = isinstance(value, dict) and value.keys() == {"dtype", "values"}
+    return torch.tensor(value["values"], dtype=getattr(torch, value["dtype"])) if is_tensor else value

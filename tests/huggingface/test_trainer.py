@@ -1,5 +1,6 @@
 """An engine in the Trainer: exact engines do not change a bit, and a resumed training continues."""
 
+import json
 from importlib.metadata import version
 from itertools import cycle
 
@@ -11,6 +12,7 @@ pytest.importorskip("transformers")
 pytest.importorskip("accelerate")
 
 from tiny_hugging_face import bart, bert, gpt2, mixtral, train, vit, weights
+from transformers import TrainerState
 
 import gradfree
 from gradfree.huggingface import EngineCallback
@@ -79,6 +81,27 @@ def test_a_resumed_training_equals_an_uninterrupted_one(tmp_path):
     state.write_text(text.replace('"means: residual"', '"means: something else"'))
     forgotten = train(bert(), tmp_path, [callback()], resume=str(checkpoint))
     assert not torch.equal(weights(forgotten.model), weights(whole.model))
+
+
+@pytest.mark.filterwarnings("ignore:.*has long memory")
+def test_a_choice_is_in_checkpoints_and_a_resumed_training_times_nothing():
+    def begun(saved):
+        callback, state = EngineCallback("auto"), TrainerState(stateful_callbacks=saved)
+        callback.on_train_begin(None, state, None, model=layer)
+        return callback
+
+    layer, x = torch.nn.GRU(3, 4), torch.randn(128, 1, 3)
+    optimizer, first = torch.optim.SGD(layer.parameters(), 0.01), begun({})
+    while first.handle.chosen is None:
+        layer(x)[0].square().sum().backward()
+        optimizer.step()
+    saved = json.loads(json.dumps({"EngineCallback": first.state()}))
+    kept = first.handle.state_dict()
+    first.on_train_end(None, None, None)
+    resumed = begun(saved)
+    assert (resumed.handle.chosen, resumed.handle.times) == (first.handle.chosen, first.handle.times)
+    assert resumed.handle.state_dict().keys() == kept.keys()
+    resumed.on_train_end(None, None, None)
 
 
 @pytest.mark.slow
