@@ -85,12 +85,27 @@ def largest(x: Tensor) -> Tensor:
     return torch.maximum(low.abs(), high.abs())
 
 
+def largest_of_rows(x: Tensor) -> Tensor:
+    """Return the largest absolute value at each index of the first dimension, NaN if there is one."""
+    return x.reshape(len(x), -1).abs().amax(1) if x.numel() else x.new_zeros(len(x))
+
+
+def so_far(sizes: Tensor, reverse: bool) -> Tensor:
+    """Return the largest of ``sizes``, (T,), up to each step; with ``reverse`` from the last step on."""
+    return sizes.flip(0).cummax(0).values.flip(0) if reverse else sizes.cummax(0).values
+
+
 def relative(jumps: Sequence[Tensor], sizes: Sequence[Tensor]) -> float:
     """Return the largest absolute value in ``jumps``, each relative to its size; waits for the device.
 
     NaN where a size is infinite: relative to that every jump would be zero.
+
+    Args:
+        jumps: any tensors.
+        sizes: one for each of them: a number, or one for each index of its first dimension.
     """
-    found, of = torch.stack([largest(jump) for jump in jumps]), torch.stack(list(sizes))
+    size_of = largest_of_rows if sizes[0].dim() else largest
+    found, of = torch.stack([size_of(jump) for jump in jumps]), torch.stack(list(sizes))
     of = torch.where(of.isfinite(), of, torch.nan)
     # Numbers in double precision may be smaller than those in single precision.
     wide = torch.promote_types(found.dtype, torch.float32)

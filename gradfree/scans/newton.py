@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from gradfree.algebra.affine_scan import affine_scan
-from gradfree.convergence.outcome import Outcome, StoppingRule, finest_tolerance, largest
+from gradfree.convergence.outcome import Outcome, StoppingRule, finest_tolerance, largest, largest_of_rows, so_far
 from gradfree.loops.compiled import Compiler
 from gradfree.loops.recurrence import Loop
 from gradfree.newton.iteration import remaining_change
@@ -229,9 +229,7 @@ def relative_so_far(change: Sequence[Tensor], before: Sequence[Tensor], reverse:
     """
     found = []
     for step, start in zip(change, before, strict=True):
-        step, size = (
-            t.reshape(len(t), -1).abs().amax(1) for t in (step, torch.maximum(start.abs(), (start + step).abs()))
-        )
-        size = size.flip(0).cummax(0).values.flip(0) if reverse else size.cummax(0).values
+        size = so_far(largest_of_rows(torch.maximum(start.abs(), (start + step).abs())), reverse)
+        step = largest_of_rows(step)
         found.append(torch.where(step == 0, step, step / size).max().to(torch.float64))
     return torch.stack(found).max().item()

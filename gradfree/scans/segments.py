@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gradfree.convergence.outcome import Outcome, StoppingRule, largest
+from gradfree.convergence.outcome import Outcome, StoppingRule, largest, largest_of_rows
 from gradfree.loops.compiled import Compiler, run_chunk_of_segments
 from gradfree.loops.recurrence import LeafStep, Loop, Structure, leaf_step
 from gradfree.scans.first_step import FirstStep, Replacing
@@ -280,13 +280,14 @@ class LoopSegmentsBackward:
         return roots, given
 
     def _size(self, n: int, leaving: Tensor, inner: Sequence[Tensor]) -> Tensor:
-        """Return the largest cotangent of a part of the carry, as far as it is known."""
+        """Return the largest cotangent of a part of the carry in each segment, as far as it is known, (C,)."""
         like = self.ran.starts[n]
         known = [leaving, *(numbers(v) for v in inner if v.shape[1:] == like.shape[1:])]
-        known += [numbers(e) for e in self.e if e is not None and e.shape[2:] == like.shape[1:]]
+        known += [numbers(e).transpose(0, 1) for e in self.e if e is not None and e.shape[2:] == like.shape[1:]]
+        sizes = torch.stack([largest_of_rows(v).to(leaving.dtype) for v in known]).amax(0)
         if (e := self.final[n]) is not None:
-            known.append(numbers(e))
-        return torch.stack([largest(v).to(leaving.dtype) for v in known]).max()
+            sizes[-1] = torch.maximum(sizes[-1], largest(numbers(e)))
+        return sizes
 
     def gradients(self, found: Sequence[Tensor | None]) -> list[Tensor | None]:
         """Return the gradients of the initial carry, the inputs, the leaves and the other tensors from outside."""
@@ -313,7 +314,7 @@ def values(t: Tensor, dtype: torch.dtype) -> Tensor:
 def _size(t: Tensor, dtype: torch.dtype) -> Tensor:
     # Integers must agree exactly, so each of their differences counts as large.
     exact = not (dtype.is_floating_point or dtype.is_complex)
-    return torch.full((), 1e-6, dtype=torch.float32, device=t.device) if exact else largest(t)
+    return torch.full((len(t),), 1e-6, dtype=torch.float32, device=t.device) if exact else largest_of_rows(t)
 
 
 def _leaf(t: Tensor, needed: bool) -> Tensor:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from gradfree.algebra.cotangents import Factor
 from gradfree.algebra.time_scan import scan
-from gradfree.convergence.outcome import Outcome, StoppingRule, relative
+from gradfree.convergence.outcome import Outcome, StoppingRule, relative, so_far
 
 
 class SweepResult(NamedTuple):
@@ -24,7 +24,9 @@ class SweepResult(NamedTuple):
     Attributes:
         result: outputs, cotangents or gradients, as the caller needs.
         leaving: each segment's end, part by part of the state, (C, B, H).
-        largest: for each part, the largest number, which mismatches are relative to.
+        largest: for each part, the largest number, which mismatches are relative to; or those of all segments, (C,).
+            Then a mismatch is relative to the largest number so far: in an expanding system a small error in small
+            numbers is a large one later.
     """
 
     result: Any
@@ -57,7 +59,9 @@ def solve_borders(
     while True:
         result, leaving, sizes = run(entering)
         jumps = [end[there] - start[here] for end, start in zip(leaving, entering, strict=True)]
-        outcome.mismatches.append(relative(jumps, sizes))
+        outcome.mismatches.append(
+            relative(jumps, [so_far(size, reverse)[there] if size.dim() else size for size in sizes])
+        )
         # As many sweeps as there are borders are always exact.
         exact = outcome.sweeps == len(entering[0]) - 1 and isfinite(outcome.mismatches[-1])
         outcome.settled = exact or outcome.mismatches[-1] <= stopping.tolerance

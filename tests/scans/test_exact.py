@@ -47,3 +47,21 @@ def test_the_tolerance_is_that_of_the_coarsest_floating_dtype_whatever_is_the_la
     assert {key: float(found[key]) for key in ("tolerance", "forward tolerance")} == pytest.approx(
         {"tolerance": tolerance, "forward tolerance": tolerance}
     ), name
+
+
+def test_small_numbers_that_grow_are_right_before_a_large_one():
+    """Borders are compared with the numbers so far: the largest one of all comes late here."""
+    factor, x = torch.tensor([1.02], requires_grad=True), 1e-3 * torch.randn(1024, 1)
+    x[-5] = 1e8
+
+    def step(h, x):
+        h = factor * h + x
+        return h, h
+
+    found = []
+    for engine in ("backprop", gradfree.create_engine("shooting", segments=8)):
+        with gradfree.engine_figures() as figures:
+            h, _ = gradfree.scan(step, torch.ones(1), x, engine=engine)
+            found.append((h.detach(), *torch.autograd.grad(h.sum(), factor)))
+    torch.testing.assert_close(found[1], found[0], rtol=1e-9, atol=0.0)
+    assert figures
