@@ -178,11 +178,6 @@ class Contest:
         self._wait = self._left = _FIRST_WAIT
         self._marks: dict[tuple[Way, str], list[tuple[Any, Any]]] = {}
 
-    @property
-    def is_over(self) -> bool:
-        """Whether calls run the fastest way, untimed."""
-        return not self._queue
-
     def next(self, most: int) -> tuple[Way, bool]:
         """Return how the next call runs, in up to ``most`` segments, and whether it is timed."""
         if self._queue and (self._calls >= _TURN or self._is_hopeless(self._queue[0])):

@@ -45,8 +45,8 @@ def scan(
         xs: the inputs, as ``init``; each tensor has T steps along ``dim``.
         dim: the dimension of time, in ``xs`` and in the stacked y; 0 in y that have no such dimension.
         reverse: whether to run from the last step to the first; y are in the order of ``xs`` then, too.
-        engine: ``"shooting"``; ``"backprop"``, the plain loop; or an engine object such as
-            ``create_engine("shooting", segments=16)``.
+        engine: ``"shooting"``; ``"newton"``; ``"auto"``, the faster of them; ``"backprop"``, the plain loop; or an
+            engine object such as ``create_engine("shooting", segments=16)``.
         compile: whether to compile chunks of eight steps by ``torch.compile``, which takes 15 to 30 seconds a shape;
             the step must compile as a whole, without graph breaks.
 
@@ -58,8 +58,8 @@ def scan(
     solver = resolve_engine(engine, {})
     if solver.loops is None:
         raise ValueError(
-            f"scan: {type(solver).__name__} only solves recorded chains. Use engine='shooting' or 'backprop', or "
-            "attach the engine to a gradfree.CellLayer."
+            f"scan: {type(solver).__name__} only solves recorded chains. Use engine='shooting', 'newton', 'auto' or "
+            "'backprop', or attach the engine to a gradfree.CellLayer."
         )
     leaves, spec = tree_flatten(xs)
     steps = [None if x is None else _by_step(x, dim) for x in leaves]
@@ -114,7 +114,7 @@ def _code(value: Any, depth: int = 3) -> Hashable:
         cells = (cell.cell_contents for cell in value.__closure__ or () if depth and _is_set(cell))
         return value.__code__, *(_code(inner, depth - 1) for inner in cells)
     # What cannot be cut in training, as dropout, may be cut in evaluation.
-    return value if isinstance(value, type) else (type(value), getattr(value, "training", None))
+    return value if isinstance(value, type) else (type(value), isinstance(value, nn.Module) and value.training)
 
 
 def _is_set(cell: CellType) -> bool:

@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_flatten, tree_leaves
 
 from gradfree.chains.solving import offer_figure
 from gradfree.convergence.outcome import coarsest_dtype
-from gradfree.errors import STEP_CHANGED, ChainError
+from gradfree.errors import CHANGED_IN_PLACE, STEP_CHANGED, ChainError
 from gradfree.loops.compiled import compiling, run_compiled
 from gradfree.loops.recurrence import Loop, LoopMemory, Structure, builder
 from gradfree.newton.iteration import NewtonRule
@@ -30,7 +30,7 @@ from gradfree.segments.rule import SegmentPlan
 from gradfree.time.cell_chain import autocast_now
 from gradfree.torchside.guards import check_finite, refuse_batched, refuse_other_values, refuse_second_derivatives
 from gradfree.torchside.hooks import when_backward, without_hooks
-from gradfree.torchside.private import is_simulated, keeps_graph, other_pass, transforms_active
+from gradfree.torchside.private import is_simulated, keeps_graph, other_pass, transforms_active, version
 from gradfree.torchside.surroundings import Surroundings
 
 
@@ -178,7 +178,7 @@ class SegmentedLoop:
             inputs = [*Structure.of(self.loop.init)[1]]
             inputs += [self.loop.xs[n] for n in segments.x_at]
             inputs += [*segments.first.leaves, *segments.first.inner]
-            call = _Call(self, segments, ran, watch, autocast_now(inputs[0]))
+            call = _Call(self, segments, ran, watch, autocast_now(inputs[0]), [(t, version(t)) for t in inputs])
             outputs = list(_SegmentsFunction.apply(call, outputs, *inputs))
         else:
             self.forward.remember()
@@ -194,6 +194,7 @@ class _Call:
     ran: Ran
     watch: Stopwatch
     autocast: torch.autocast
+    versions: Sequence[tuple[Tensor, int]]
 
     def gradients(self, cotangents: Sequence[Tensor | None]) -> list[Tensor | None]:
         """Return the gradients of all inputs, for the cotangents of the outputs."""
@@ -201,13 +202,14 @@ class _Call:
         this.burnt = segments.burn
         solver = segments.backward(self.ran, cotangents)
         assert owner.forward.plan is not None
-        this.plan = owner.forward.plan
+        this.plan, this.outcome = owner.forward.plan, None
         found: Any = None
         try:
             found, this.outcome = solver.solve(this.plan.stopping)
         except torch.OutOfMemoryError:
             raise
         except RuntimeError as error:
+            self._refuse_changes()
             owner.refuse(f"cannot run at once with other steps ({_first_line(error)})", segments.first.remedy)
         settled = this.outcome is not None and this.outcome.settled
         given = solver.gradients(found) if settled else self._again(cotangents)
@@ -218,6 +220,7 @@ class _Call:
 
     def _again(self, cotangents: Sequence[Tensor | None]) -> list[Tensor | None]:
         """Return the gradients from a run of the plain loop, from the same inputs."""
+        self._refuse_changes()
         loop, segments, first = self.owner.loop, self.segments, self.segments.first
         init, spec = tree_flatten(loop.init)
         init, xs, others = ([_copy(t) for t in leaves] for leaves in (init, loop.xs, first.inner))
@@ -239,6 +242,11 @@ class _Call:
             found = torch.autograd.grad([o for o, _ in live], wanted, [e for _, e in live], allow_unused=True)
         by_id = dict(zip(map(id, wanted), found, strict=True))
         return [by_id.get(id(t)) for t in targets]
+
+    def _refuse_changes(self) -> None:
+        """Raise if a tensor that the loop would read again has been changed in place since the forward pass."""
+        if any(version(t) != before for t, before in self.versions):
+            raise CHANGED_IN_PLACE.error(where=self.owner.loop.name)
 
 
 class _Context(FunctionCtx):

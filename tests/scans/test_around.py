@@ -179,3 +179,38 @@ def test_bad_arguments_are_refused(xs, engine, error, message):
 def test_a_number_in_y_is_refused():
     with pytest.raises(TypeError, match="returns float in y"):
         gradfree.scan(lambda h, x: (h + x, 1.0), torch.zeros(3), torch.randn(9, 3), engine="backprop")
+
+
+@pytest.mark.parametrize("size", [1e-4, 1.0])
+def test_a_tensor_that_changes_in_place_between_the_passes_is_refused(at_once, size):
+    program = Program()
+    weight = program.cell.weight_hh
+    _, y = program.run(at_once)
+    with torch.no_grad():
+        weight.add_(size * torch.randn_like(weight))
+    with pytest.raises(ChainError, match="were changed in place between the forward and the backward pass"):
+        y.sum().backward()
+
+
+class Settings:
+    """What a step uses and no one can hash, with names of attributes that modules have, too."""
+
+    def __init__(self):
+        self.training, self._buffers, self._parameters = {"rate": 0.5}, [1], (2,)
+
+
+def test_a_step_may_use_objects_with_the_names_of_a_modules_attributes(at_once):
+    def make():
+        settings, x = Settings(), torch.linspace(-1, 1, 2 * T).view(T, 2).requires_grad_()
+
+        def step(h, x):
+            h = torch.tanh(settings.training["rate"] * h + x)
+            return h, h
+
+        return step, torch.zeros(2), x
+
+    found = []
+    for run in (loop, at_once):
+        step, start, x = make()
+        found.append(torch.autograd.grad(run(step, start, x)[1].square().sum(), x)[0])
+    assert off_by(found[1:], found[:1]) < 1e-10
