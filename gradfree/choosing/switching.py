@@ -45,7 +45,7 @@ class SwitchingHandle(Handle):
         self.chosen = None if len(candidates) > 1 else self.candidates[0]
         self.times: dict[str, float] = {}
         self._ends: list[Any] = []
-        self._current: str | None = None
+        self._current = ""
         self._switch(self.candidates[0])
         self._steps: StepCounter | None = StepCounter(blocks, _step_callback(weakref.ref(self)), first_only=True)
 
@@ -79,8 +79,14 @@ class SwitchingHandle(Handle):
         if choice is None:
             super().load_state_dict(state)
         elif choice["way"] in self.candidates:
+            before, chosen, times = self._current, self.chosen, self.times
             self._settle(choice["way"], choice["times"])
-            super().load_state_dict({path: kept for path, kept in state.items() if path != KEY})
+            try:
+                super().load_state_dict({path: kept for path, kept in state.items() if path != KEY})
+            except ValueError:
+                self._switch(before)
+                self.chosen, self.times = chosen, times
+                raise
 
     def step_ended(self) -> None:
         """Note the time of an optimizer step, and switch to the candidate whose turn is next."""

@@ -137,6 +137,17 @@ def test_a_resumed_run_has_no_turns_and_equals_an_uninterrupted_one(fastest, num
     assert all(map(torch.equal, model.parameters(), resumed.parameters()))
 
 
+def test_a_refused_state_ends_no_turns():
+    model = fresh()
+    optimizer = wrapped(model)
+    before = optimizer.handle.chosen, on(model)
+    state = optimizer.state_dict()
+    state["gradfree"] = {switching.KEY: {"way": "Shooting()", "times": {}}, "gru": {}}
+    with pytest.raises(ValueError, match="no chains"):
+        optimizer.load_state_dict(state)
+    assert (optimizer.handle.chosen, on(model)) == before
+
+
 def test_detaching_during_the_turns_restores_the_model_and_ends_the_turns():
     model = fresh()
     before = snapshot(model)
