@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-from gradfree.torchside.private import after_backward, hooks_of, late_hooks_of, version
+from gradfree.torchside.private import after_backward, backward_id, hooks_of, late_hooks_of, version
 
 
 def has_hooks(tensor: Tensor) -> bool:
@@ -37,13 +37,19 @@ def spare_hooks(tensors: Iterable[Tensor]) -> None:
     function returns ``None``. For a tensor that it does not reach, it would call neither.
     """
     hooked: list[tuple[dict[int, Any], dict[int, Any]]] = []
+    this = backward_id()
 
     def wrap(own: dict[int, Any] | None, sparing: Callable[..., Any], *given: object) -> None:
-        # Another chain may have wrapped some in this pass.
-        fresh = {key: hook for key, hook in (own or {}).items() if getattr(hook, "func", None) not in _SPARING}
+        fresh = {}
+        for key, hook in (own or {}).items():
+            if isinstance(hook, partial) and hook.func in _SPARING:
+                if hook.args[1] == this:
+                    continue  # Another chain has wrapped it.
+                hook = hook.args[0]  # Of a pass that raised: torch has not called `restore`.
+            fresh[key] = hook
         if own and fresh:
             hooked.append((own, fresh))
-            own.update({key: partial(sparing, hook, *given) for key, hook in fresh.items()})
+            own.update({key: partial(sparing, hook, this, *given) for key, hook in fresh.items()})
 
     def restore() -> None:
         for own, saved in hooked:
@@ -57,7 +63,7 @@ def spare_hooks(tensors: Iterable[Tensor]) -> None:
         after_backward(restore)
 
 
-def _if_accumulated(hook: Callable[[Tensor], None], before: object, tensor: Tensor) -> None:
+def _if_accumulated(hook: Callable[[Tensor], None], backward: int, before: object, tensor: Tensor) -> None:
     if _state_of_gradient(tensor) != before:
         hook(tensor)
 
@@ -66,7 +72,7 @@ def _state_of_gradient(tensor: Tensor) -> object:
     return None if tensor.grad is None else (id(tensor.grad), version(tensor.grad))
 
 
-def _unless_none(hook: Callable[[Tensor], Tensor | None], grad: Tensor | None) -> Tensor | None:
+def _unless_none(hook: Callable[[Tensor], Tensor | None], backward: int, grad: Tensor | None) -> Tensor | None:
     return None if grad is None else hook(grad)
 
 

@@ -85,6 +85,32 @@ def test_hooks_on_parameters_run_once_where_there_is_a_gradient(engine):
     assert not skipped._backward_hooks
 
 
+def test_a_backward_pass_that_raises_leaves_no_hook_that_runs_without_a_gradient(engine):
+    model, x, calls = plain_model(), torch.randn(4, 6), []
+    skipped = model.blocks[4].linear.weight
+    skipped.grad = torch.zeros_like(skipped)
+    skipped.register_post_accumulate_grad_hook(calls.append)
+
+    def run():
+        h = model.stem(x)
+        for block in model.blocks[:3]:
+            h = block(h)
+        return h.sum()
+
+    def fail(grad):
+        raise ValueError("a bad batch")
+
+    with engine.attach(model):
+        hook = model.stem.weight.register_hook(fail)  # After the chain.
+        with pytest.raises(ValueError, match="a bad batch"):
+            run().backward()
+        hook.remove()
+        for _ in range(2):
+            skipped.grad.zero_()
+            run().backward()
+    assert not calls
+
+
 @pytest.mark.parametrize("make", [Model, lambda blocks: LayeredModel(*blocks)], ids=["ModuleList", "Sequential"])
 def test_hooks_after_gradients_run_once_for_each_gradient(engine, make):
     """Not for one of an earlier pass: the gates are used in the first pass only."""
