@@ -111,7 +111,13 @@ class DepthChain(Chain):
         kept = any(before == link.out.shape for before, link in self._shapes())
         if self.requires_residual and self.declared is None and kept and all(is_number(f, 0.0) for f in factors):
             raise ChainError(NO_RESIDUAL.format(first=self.links[0].path, last=self.links[-1].path))
-        return factors if weight == 1.0 else [f * weight for f in factors]
+        if weight == 1.0:
+            return factors
+        # A mask times a number would be of torch's default dtype.
+        return [
+            (f.to(link.out.dtype) if isinstance(f, Tensor) and f.dtype is torch.bool else f) * weight
+            for f, link in zip(factors, self.links, strict=True)
+        ]
 
     def _shapes(self) -> list[tuple[torch.Size | None, Link]]:
         """Return each link with the shape of the state before it; ``None`` if that is no state of the chain."""

@@ -165,6 +165,19 @@ def test_the_residual_path_of_complex_products_is_the_factor_of_cotangents():
         assert_equal_gradients(gradients(model, lambda: model(x).abs().square()), exact)
 
 
+def test_a_mask_times_a_number_keeps_the_precision_of_states():
+    class Block(nn.Module):
+        def forward(self, x):
+            return torch.relu(x + 1)
+
+    torch.set_default_dtype(torch.float32)
+    x = torch.randn(3, 4, dtype=torch.float64, requires_grad=True)
+    model = nn.Sequential(*(Block() for _ in range(3)))
+    with gradfree.create_engine("highway_bp", iterations=0, gamma=0.2).attach(model, [""]):
+        (found,) = torch.autograd.grad(model(x).sum(), x)
+    torch.testing.assert_close(found, 0.8**2 * (x > -1).to(x.dtype), rtol=1e-15, atol=0.0)
+
+
 def test_a_declared_residual_path_is_used():
     """For blocks that hide it, and for others: gradients are exact at k = L, and K is the declared one."""
     model, x = nn.Sequential(*[Hidden() for _ in range(4)]), torch.randn(3, 4)
