@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import nn
@@ -12,10 +12,10 @@ from torch import nn
 from gradfree.algebra.block_scan import Blocks
 from gradfree.algorithms.fa import FA
 from gradfree.chains.handle import Handle
+from gradfree.chains.report import Report
 from gradfree.engines.discovery import Chains
 from gradfree.engines.online import UnitEngine
 from gradfree.engines.options import check_choice, check_count
-from gradfree.errors import ChainError
 from gradfree.feedback.feedback_layers import FeedbackLayers
 from gradfree.time.time_chain import TimeChain
 
@@ -60,16 +60,31 @@ class EProp(UnitEngine):
         """Return the gates' part of each F_t, unit by unit."""
         return chain.unit_blocks(carried=True)
 
+    def validate(self, model: nn.Module, chains: Chains | None = None, **options: Any) -> Report:
+        """Return the engine's report, with a problem if feedback is for a readout that the model does not have."""
+        report = super().validate(model, chains, **options)
+        blocks = [block for site in report.chains.values() for block in site.blocks.values()]
+        if not report.ok or not _FEEDBACK[self.feedback] or _readout(model, blocks):
+            return report
+        problem = (
+            f"feedback={self.feedback!r} is for a readout, but the model has no linear layer outside of its recurrent "
+            "layers. Attach the engine to the model with the readout, or use feedback='symmetric'."
+        )
+        return replace(report, problems=[problem])
+
     def attach(self, model: nn.Module, chains: Chains | None = None, **options: Any) -> Handle:
         """Attach the engine and, unless feedback is symmetric, ``fa`` to the layers outside of its chains."""
         handle = super().attach(model, chains, **options)
         if rule := _FEEDBACK[self.feedback]:
-            inside = {module for block in handle.blocks.values() for module in block.modules()}
-            outside = [path for path, m in FeedbackLayers("", model).blocks.items() if m not in inside]
             with ExitStack() as stack:
                 stack.callback(handle.detach)
-                if not outside:
-                    raise ChainError(f"feedback={self.feedback!r} is for a readout, but the model has no linear layer.")
-                handle.add(FA(feedback=rule, seed=self.seed).attach(model, outside))
+                readout = _readout(model, list(handle.blocks.values()))
+                handle.add(FA(feedback=rule, seed=self.seed).attach(model, readout))
                 stack.pop_all()
         return handle
+
+
+def _readout(model: nn.Module, blocks: Sequence[nn.Module]) -> list[str]:
+    """Return the paths of the layers of ``model`` that ``fa`` can train outside of ``blocks``."""
+    inside = {module for block in blocks for module in block.modules()}
+    return [path for path, m in FeedbackLayers("", model).blocks.items() if m not in inside]
