@@ -17,7 +17,7 @@ class HighwayBP(IteratedEngine):
     Fagnou et al., "Accelerated training through iterative gradient propagation along the residual path", ICLR
     2025, arXiv 2501.17086, eqs. 6 to 11. K is the diagonal that each block's skip connection carries: I for
     x + g(x), the ReLU mask for ReLU(x + g(x)), the scale α/σ for LN(x + g(x)), all times (1 - γ). Exact for the
-    last k + 1 blocks at every k, everywhere at k = L.
+    last k + 1 blocks at every k, everywhere at k = L - 1.
 
     Two things differ from the printed algorithm on purpose. Its scan starts from P_i = K_i, which must read K_{i+1}.
     The input of the chain gets δ_1 F_1, one exact VJP at no extra cost, instead of the iterate.

@@ -190,7 +190,8 @@ CALLS_ITSELF = _row(
     _MODULES,
     "a block that calls itself",
     "{path} calls itself: a link of a chain cannot contain another link.",
-    "Put what it does twice into another module, which the block calls, or leave the block out of the chain.",
+    "Put what it does twice into another module, which the block calls, or leave the block out of the chain. If Ctrl-C "
+    "has interrupted a call of it, detach the engine and attach it again.",
 )
 WEIGHT_WITH_STATE = _row(
     _MODULES,

@@ -2,6 +2,7 @@
 
 from gradfree.models.gpt import GPT
 from gradfree.models.lenet import LeNet
+from gradfree.models.mlp import MLP
 from gradfree.models.orthogonal import OrthogonalConvNet, OrthogonalLeNet, OrthogonalMLP
 from gradfree.models.para_rnn import ParaGRU, ParaLSTM
 from gradfree.models.pixel_classifier import PixelClassifier
@@ -12,6 +13,7 @@ from gradfree.models.vit import ViT
 
 __all__ = [
     "GPT",
+    "MLP",
     "LeNet",
     "OrthogonalConvNet",
     "OrthogonalLeNet",

@@ -93,8 +93,8 @@ def _hints(faster: Sequence[Contestant], best: Contestant | None) -> str:
 
 
 def _tolerance(contestant: Contestant) -> float:
-    """Return the engine's tolerance; 0 if it has none."""
-    return float(getattr(contestant.row.create_engine(), "tolerance", None) or 0.0)
+    """Return the tolerance to which the engine solves chains in float32; 0 if it is exact."""
+    return contestant.row.create_engine().outputs_within(torch.float32)
 
 
 def _quartiles(cost: Mapping[str, Any]) -> tuple[float, float]:

@@ -175,7 +175,7 @@ def _add_row(rows: dict[type, tuple[int, _Operation]], name: str, x: Tensor) -> 
 
 _UNREADABLE = (
     "torch {version} runs {name} as an operation that gradfree does not know ({error}). Skip connections through it do "
-    "not count, so gradients with few iterations are less close to autograd's; with k = L they are exact. Use a "
+    "not count, so gradients with few iterations are less close to autograd's; with k = L - 1 they are exact. Use a "
     "version of torch that gradfree is tested with, or declare the path: engine.attach(model, residual=1.0)."
 )
 

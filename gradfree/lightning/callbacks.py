@@ -37,8 +37,8 @@ class _Observer(pl.Callback):
         """
         if not isinstance(trainer.strategy, EngineMixin):
             raise TypeError(
-                f"{type(self).__name__} needs an engine, but {type(trainer.strategy).__name__} has none: use "
-                "Trainer(strategy='<engine>')."
+                f"{type(self).__name__} needs a strategy with an engine for the whole model, which "
+                f"{type(trainer.strategy).__name__} is not: use Trainer(strategy='<engine>')."
             )
         self._seen = -1
 

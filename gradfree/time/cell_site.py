@@ -131,23 +131,26 @@ class CellRecorder:
             ChainError: the engine cannot solve the cell, its state, or its hooks.
         """
         at, trains, parameters = self.attachment, torch.is_grad_enabled(), list(self.layer.cell.parameters())
-        asked = at.compares or at.deltas is not None or runs_by_units(self.layer.cell)
-        if at.engine.loops is not None and not asked and (trains or at.engine.evaluates):
+        compared = at.compares or at.deltas is not None
+        linearised = compared or runs_by_units(self.layer.cell)
+        if at.engine.loops is not None and not linearised and (trains or at.engine.evaluates):
             return self._run_loop(x, parts, padding)
         if not trains:
             return type(self.layer).unroll(self.layer, x, parts, padding)
         if isinstance(x, tuple):
             raise ChainError(
-                f"{self.where} has an input of several tensors, for which this engine cannot run all steps as one "
-                "batch. Use 'shooting' or 'backprop', or concatenate them."
+                f"{self.where} has an input of several tensors, for which "
+                f"{'a comparison of gradients' if compared else 'this engine'} cannot run all steps as one batch. "
+                "Concatenate them, or train with 'shooting', 'backprop', 'newton' or 'auto' without a comparison."
             )
         # What else the cell uses may need a gradient, such as an adapter that is no parameter: autograd finds it.
         if not any(t.requires_grad for t in (x, *parts, *parameters)):
             return type(self.layer).unroll(self.layer, x, parts, padding)
         if padding is not None and len(parts) > 1:
             raise ChainError(
-                f"{self.where} has a state of several tensors, which an engine does not support with resets. Call "
-                "run_with_resets without an engine, or use nn.LSTM in place of nn.LSTMCell."
+                f"{self.where} has a state of several tensors, which this engine does not support with resets. Use "
+                "'shooting', 'backprop', 'newton' or 'auto'; for an ElementwiseCell call run_with_resets without an "
+                "engine."
             )
         self.single_steps.count(len(x))
         refuse_transforms(self.where)

@@ -84,8 +84,9 @@ class TorchLayerSite(Site):
         """Yield that only engines with ``loops`` take layers with projections, which they leave to torch."""
         if size := self._module.proj_size:
             yield (
-                f"{path_name(self.path)} has proj_size={size}, which only 'shooting', 'newton' and 'backprop' take: "
-                "they leave the layer to torch. Use one of them, proj_size=0, or leave the layer out: chains=[...]."
+                f"{path_name(self.path)} has proj_size={size}, which only 'shooting', 'newton', 'backprop' and 'auto' "
+                "take: they leave the layer to torch. Use one of them, proj_size=0, or leave the layer out: "
+                "chains=[...]."
             )
 
     def record(self, attachment: Attachment) -> list[Removable]:

@@ -54,7 +54,7 @@ def test_modules_of_the_current_folder_are_found(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [str(Path(sys.executable).parent), *(entry for entry in sys.path[1:] if entry)])
     with pytest.raises(SystemExit):
-        main(["check", "mine:build"])
+        main(["advise", "mine:build"])
     assert "SystemExit: mine is imported" in capsys.readouterr().err
 
 
@@ -64,8 +64,7 @@ def test_modules_of_the_current_folder_are_found(tmp_path, monkeypatch, capsys):
         ([], ["engines", "models", "bench", "Compare engines", "fit", "Train a model with an engine"]),
         (["bench"], ["run", "report"]),
         (["bench", "run"], ["--suite", "--retry", "--batch-size", "--config", '"quick"']),
-        (["check"], ["model", "--data", "--loss", "--chains", "--device DEVICE"]),
-        (["advise"], ["model", "--data", "--budget", "--out"]),
+        (["advise"], ["model", "--data", "--loss", "--chains", "--device DEVICE", "--budget", "--out"]),
         (["fit"], ["--trainer.strategy", "highway_bp", "--ckpt_path", "--checkpoint.dirpath"]),
     ],
 )
@@ -100,7 +99,7 @@ def test_bad_options_are_refused_in_one_line(args, message, capsys, monkeypatch)
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        (["advize", "mine:build"], "no command is called 'advize'; there are: engines, models, advise, bench, check,"),
+        (["advize", "mine:build"], "no command is called 'advize'; there are: engines, models, advise, bench,"),
         (["bench", "rum"], "no command is called 'rum'; there are: run, report. Did you mean 'run'?"),
         (["advise"], "the following arguments are required: model"),
         (["advise", "nowhere:build"], "nowhere:build: the module nowhere cannot be imported: ModuleNotFoundError"),

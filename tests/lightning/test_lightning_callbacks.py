@@ -38,7 +38,7 @@ def test_the_fidelity_callback_logs_and_changes_nothing(tmp_path, engine, option
 
 @pytest.mark.parametrize("callback", [gradfree.lightning.GradientFidelity, gradfree.lightning.EngineFigures])
 def test_callbacks_raise_without_an_engine(tmp_path, callback):
-    with pytest.raises(TypeError, match=r"SingleDeviceStrategy has none: use Trainer\(strategy='<engine>'\)"):
+    with pytest.raises(TypeError, match=r"which SingleDeviceStrategy is not: use Trainer\(strategy='<engine>'\)"):
         trainer(tmp_path, callbacks=[callback()]).fit(fresh("blocks"))
     with pytest.raises(ValueError, match=r"every_n_steps must be at least 1, not 0"):
         callback(every_n_steps=0)
