@@ -158,8 +158,9 @@ def row(client: str, case: Case, span: str, turns: Mapping[bool, Sequence[Turn]]
         "threads": threads,
         "steps": len(pairs[0][0].losses),
         "gradfree": here["gradfree"],
+        "commit": here["commit"],
         "torch": here["torch"],
-        "cpu": here["device"],
+        "cpu": here["instructions"],
         "date": date.today().isoformat(),
     }
 
@@ -171,7 +172,7 @@ def digits(a: Sequence[float], b: Sequence[float]) -> int:
 
 
 def keep(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
-    """Write the rows to the file; they replace rows of the same case and part."""
+    """Write the rows to the file; they replace rows of the same case, part and number of threads."""
     kept: dict[tuple[str, ...], Mapping[str, Any]] = {}
     if path.exists():
         with path.open(newline="", encoding="utf-8") as file:
@@ -185,4 +186,4 @@ def keep(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
 
 
 def _key(found: Mapping[str, Any]) -> tuple[str, ...]:
-    return found["client"], found["case"], found["span"]
+    return found["client"], found["case"], found["span"], str(found["threads"])

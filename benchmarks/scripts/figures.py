@@ -121,7 +121,10 @@ class Figures:
         """Yield the table of other programs: one row each, with columns of its record, speed and memory."""
         yield declared["head"]
         for row in _programs(self._results / declared["suite"] / "records.csv"):
-            where = {"suite": declared["suite"], "task": row["client"], "setting": row["case"], "row": row["span"]}
+            if int(row["threads"]) != declared["threads"]:
+                continue
+            taken = {"suite": declared["suite"], "threads": declared["threads"]}
+            where = {**taken, "task": row["client"], "setting": row["case"], "row": row["span"]}
             speed = self._figure({**where, "metric": "time"})
             memory = self._figure({**where, "metric": "peak memory", "show": "times"})
             yield [cell.format_map({**row, "speed": speed, "memory": memory}) for cell in declared["each"]]
