@@ -91,7 +91,9 @@ def run_mutant(mutant: Mutant, tree: Path) -> str:
 def write_results(results: dict[str, str]) -> None:
     """Merge ``results`` into the file of results, in the order of the mutants."""
     lines = RESULTS.read_text(encoding="utf-8").splitlines() if RESULTS.exists() else []
-    known = dict(line.split(": ", 1) for line in lines) | results
+    starts = {mutant.name: f"{mutant.name}: " for mutant in MUTANTS}
+    known = {n: line.removeprefix(start) for n, start in starts.items() for line in lines if line.startswith(start)}
+    known |= results
     text = "".join(f"{mutant.name}: {known[mutant.name]}\n" for mutant in MUTANTS if mutant.name in known)
     RESULTS.write_text(text, encoding="utf-8")
 
