@@ -13,6 +13,7 @@ from gradfree.algebra.block_scan import Blocks
 from gradfree.algorithms.fa import FA
 from gradfree.chains.handle import Handle
 from gradfree.chains.report import Report
+from gradfree.dry_runs.dry_run import Batch
 from gradfree.engines.discovery import Chains
 from gradfree.engines.online import UnitEngine
 from gradfree.engines.options import check_choice, check_count
@@ -60,12 +61,14 @@ class EProp(UnitEngine):
         """Return the gates' part of each F_t, unit by unit."""
         return chain.unit_blocks(carried=True)
 
-    def validate(self, model: nn.Module, chains: Chains | None = None, **options: Any) -> Report:
+    def validate(
+        self, model: nn.Module, chains: Chains | None = None, *, batch: Batch | None = None, **options: Any
+    ) -> Report:
         """Return the engine's report, with a problem if feedback is for a readout that the model does not have."""
         report = super().validate(model, chains, **options)
         blocks = [block for site in report.chains.values() for block in site.blocks.values()]
         if not report.ok or not _FEEDBACK[self.feedback] or _readout(model, blocks):
-            return report
+            return report if batch is None else super().validate(model, chains, batch=batch, **options)
         problem = (
             f"feedback={self.feedback!r} is for a readout, but the model has no linear layer outside of its recurrent "
             "layers. Attach the engine to the model with the readout, or use feedback='symmetric'."

@@ -201,8 +201,9 @@ def test_eprop_with_other_feedback_gets_its_signal_through_other_readout_weights
 
 def test_eprop_with_random_feedback_refuses_a_model_without_a_readout():
     model = nn.Sequential(nn.GRU(3, 3))
-    (problem,) = EProp(feedback="random").validate(model).problems
-    assert problem.startswith("feedback='random' is for a readout, but the model has no linear layer outside of its")
+    for batch in (None, torch.randn(5, 2, 3)):
+        (problem,) = EProp(feedback="random").validate(model, batch=batch).problems
+        assert problem.startswith("feedback='random' is for a readout, but the model has no linear layer outside of")
     with pytest.raises(gradfree.ChainError, match="no linear layer"):
         EProp(feedback="random").attach(model)
     assert "forward" not in vars(model[0])
