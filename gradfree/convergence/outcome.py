@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from math import inf, isfinite, log
 
@@ -60,10 +60,10 @@ def finest_tolerance(dtype: torch.dtype) -> float:
     return (2 if dtype.itemsize < 4 else 8) * torch.finfo(dtype).eps
 
 
-def coarsest_dtype(carry: Sequence[Tensor]) -> torch.dtype:
-    """Return the real dtype with the largest finest tolerance; torch's default dtype if all are integers or masks."""
-    found = [t.dtype.to_real() for t in carry if t.is_floating_point() or t.is_complex()]
-    return max(found, key=finest_tolerance, default=torch.get_default_dtype())
+def coarsest_dtype(tensors: Iterable[Tensor], default: torch.dtype = torch.float64) -> torch.dtype:
+    """Return the real dtype with the largest finest tolerance; ``default`` if all are integers or masks."""
+    found = [t.dtype.to_real() for t in tensors if t.is_floating_point() or t.is_complex()]
+    return max(found, key=finest_tolerance, default=default)
 
 
 def tolerance_for(tolerance: float | None, dtype: torch.dtype, rounding: float = 0.0) -> float:

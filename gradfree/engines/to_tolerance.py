@@ -11,7 +11,7 @@ import torch
 
 from gradfree.chains.report import path_name
 from gradfree.chains.site import Site
-from gradfree.convergence.outcome import finest_tolerance, tolerance_for
+from gradfree.convergence.outcome import coarsest_dtype, finest_tolerance, tolerance_for
 from gradfree.convergence.passes import Pass
 from gradfree.engines.engine import Engine
 from gradfree.engines.options import check_count, check_number
@@ -102,8 +102,8 @@ class ToleranceEngine(Engine):
     def problems_with(self, site: Site) -> Iterator[str]:
         """Yield a problem if the weights are too imprecise for the tolerance."""
         yield from super().problems_with(site)
-        dtypes = {p.dtype for block in site.blocks.values() for p in block.parameters() if p.is_floating_point()}
-        coarse = max(dtypes, key=finest_tolerance, default=torch.float64)
+        weights = (p for block in site.blocks.values() for p in block.parameters())
+        coarse = coarsest_dtype(p for p in weights if p.is_floating_point())
         if self.tolerance is not None and self.tolerance < finest_tolerance(coarse):
             yield (
                 f"{path_name(site.path)} has weights of {coarse}, whose finest tolerance is "

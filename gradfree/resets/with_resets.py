@@ -52,6 +52,7 @@ def run_with_resets(layer: nn.Module, input: Tensor, state: Any, resets: Tensor)
         parts = [part.transpose(0, 1) for part in _checked_state(layer, input, state)]
     if len(x) == 1:
         return _run_one_step(layer, input, parts, resets, isinstance(state, tuple))
+    _refuse_stream(layer)
     pieces = Pieces.from_resets(resets.t() if layer.batch_first else resets)
     batches = list(pieces.batches())
     if run := _padded_runner(layer, x, batches):
@@ -87,11 +88,6 @@ def _padded_runner(
     if isinstance(layer, CellLayer):
         return lambda x, first, rows: layer.unroll(x, first, rows.padding(x.device))
     recorder = _solving(layer)
-    if recorder is not None and recorder.attachment.engine.continues:
-        raise ChainError(
-            f"run_with_resets: {recorder.attachment.engine!r} goes on from the call before, which must be of the same "
-            "sequences, not of pieces. Call the layer on chunks of them, or use stream=False."
-        )
     # Engines with their own forward method need padded sequences. Approximate engines would count the padding.
     if x.device.type != "cpu" or recorder is None or not recorder.attachment.engine.forwards:
         return None
@@ -107,6 +103,16 @@ def _solving(layer: nn.Module) -> RecurrentRecorder | None:
     """Return the recorder that runs the layer in this pass, if any."""
     recorder = recorder_on(layer)
     return recorder if recorder and (torch.is_grad_enabled() or recorder.attachment.engine.evaluates) else None
+
+
+def _refuse_stream(layer: Any) -> None:
+    """Raise if pieces would be taken for the sequences of the call before; a :class:`CellLayer` refuses padding."""
+    recorder = None if isinstance(layer, CellLayer) else _solving(layer)
+    if recorder is not None and recorder.attachment.engine.continues:
+        raise ChainError(
+            f"run_with_resets: {recorder.attachment.engine!r} goes on from the call before, which must be of the same "
+            "sequences, not of pieces. Call the layer on chunks of them, or use stream=False."
+        )
 
 
 def _run_packed(layer: Any, x: Tensor, parts: Sequence[Tensor], rows: PieceBatch) -> tuple[Tensor, ...]:

@@ -286,7 +286,7 @@ def _rows(carry: Sequence[Tensor]) -> Tensor:
     """Return a tensor (rows, units) without values, of the carry's largest part and coarsest dtype."""
     part = max(carry, key=Tensor.numel)
     rows = len(part) if part.dim() > 1 else 1
-    like = torch.empty((), dtype=coarsest_dtype(carry), device=part.device)
+    like = torch.empty((), dtype=coarsest_dtype(carry, torch.get_default_dtype()), device=part.device)
     return like.expand(rows, max(1, part.numel() // max(1, rows)))
 
 

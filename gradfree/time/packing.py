@@ -53,16 +53,17 @@ class Padding:
 
     Attributes:
         valid: mask of the steps that are not padding, (T, B, 1).
+        ends: index of each sequence's last step, (B,).
     """
 
     def __init__(self, valid: Tensor):
         self.valid = valid
-        self._ends = valid.squeeze(-1).sum(0) - 1
+        self.ends = valid.squeeze(-1).sum(0) - 1
         self._samples = torch.arange(valid.shape[1], device=valid.device)
 
     def last_steps(self, out: Tensor) -> Tensor:
         """Return ``out`` (T, B, ...) at the last step of each sequence, (B, ...)."""
-        return out[self._ends, self._samples]
+        return out[self.ends, self._samples]
 
 
 class PackedRows:
@@ -83,8 +84,8 @@ class PackedRows:
         # Of each step of the grid the packed row; of padding that of the sequence's last step.
         rows = torch.empty(packing.shape[0] * packing.shape[1], dtype=torch.int64, device=packing.rows.device)
         rows[packing.rows] = torch.arange(len(packing.rows), device=packing.rows.device)
-        self._source = rows[torch.minimum(steps, packing.last // packing.shape[1]) * packing.shape[1] + samples]
         self._packing, self.padding = packing, Padding(packing.valid)
+        self._source = rows[torch.minimum(steps, self.padding.ends) * packing.shape[1] + samples]
 
     def padded(self) -> Tensor:
         """Return the sequences, (T, B, ...), in the order in which they are packed."""

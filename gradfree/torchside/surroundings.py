@@ -99,9 +99,9 @@ class Surroundings:
         self._visit(path, type(owner), depth)
         for attribute, value in vars(owner).items():
             where = f"{path}.{attribute}".removeprefix(".")
-            if attribute == "_buffers" and not self._buffers and isinstance(owner, nn.Module):
-                continue
             if attribute in ("_parameters", "_buffers") and isinstance(owner, nn.Module):
+                if attribute == "_buffers" and not self._buffers:
+                    continue
                 for key, tensor in value.items():
                     own = f"{path}.{key}".removeprefix(".")
                     self._keep(own, tensor)

@@ -49,16 +49,10 @@ class Leaky(gradfree.ElementwiseCell):
 def test_the_mean_gate_of_a_cell_ignores_padding():
     layer, x = gradfree.CellLayer(Leaky()), torch.randn(6, 2, INPUT)
     leak = layer.cell.fed(x).detach()[..., :HIDDEN].sigmoid()
-    lengths = torch.tensor([6, 2], device="cpu")
-
-    def mean_after(call):
-        with gradfree.create_engine("dsf", feedback="gate").attach(layer) as handle:
-            out = call()[0]
-            (out.data if isinstance(out, nn.utils.rnn.PackedSequence) else out).sum().backward()
-            return handle.state_dict()[""]["means: .0"]
-
-    packed = mean_after(lambda: layer(pack_padded_sequence(x, lengths)))
-    torch.testing.assert_close(packed, torch.cat([leak[:, 0], leak[:2, 1]]).mean(0))
+    with gradfree.create_engine("dsf", feedback="gate").attach(layer) as handle:
+        layer(pack_padded_sequence(x, torch.tensor([6, 2], device="cpu")))[0].data.sum().backward()
+        found = handle.state_dict()[""]["means: .0"]
+    torch.testing.assert_close(found, torch.cat([leak[:, 0], leak[:2, 1]]).mean(0))
 
 
 DEFAULTS = {
