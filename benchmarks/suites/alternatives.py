@@ -96,8 +96,9 @@ GPT = replace(
     learning_rate=1e-3,
     steps=300,
 )
+GPT_LONG = replace(GPT, name="tinyshakespeare_gpt_long", steps=4 * 490)
 
-TASKS = (MLP, LENET, RESNET, RESNET20, GPT)
+TASKS = (MLP, LENET, RESNET, RESNET20, GPT, GPT_LONG)
 """Tasks for the command line."""
 
 ALTERNATIVES: Suite = (
