@@ -14,6 +14,12 @@ T, B, I, H = 44, 2, 3, 8  # noqa: E741
 pytestmark = pytest.mark.slow
 
 
+@pytest.fixture(autouse=True)
+def short_chunks(monkeypatch):
+    """Let the C++ compiler see two steps instead of eight: it takes a second for each of a chunk's kernels."""
+    monkeypatch.setattr("gradfree.loops.compiled.CHUNK", 2)
+
+
 def made(net):
     """A closure that is made anew in every pass, with two states, a mask and None."""
 
