@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from time import monotonic
@@ -10,12 +10,14 @@ from time import monotonic
 import torch
 from rich.console import Console
 from rich.text import Text
+from torch import nn
 
 from gradfree import list_engines
-from gradfree.benchmarks.advice.contest import COMPILED, LEAST_STEPS, baseline, compiled_cost, contest
+from gradfree.benchmarks.advice.contest import COMPILED, LEAST_STEPS, Standings, baseline, compiled_cost, contest
 from gradfree.benchmarks.advice.job import Job
 from gradfree.benchmarks.advice.order import rows_to_try
 from gradfree.benchmarks.advice.recommendation import advise, contest_section
+from gradfree.benchmarks.records.case import Row
 from gradfree.benchmarks.records.environment import require
 from gradfree.benchmarks.records.records import record_of
 from gradfree.benchmarks.reports.publication import publish
@@ -49,12 +51,9 @@ def run(
     """
     start = monotonic()
     require(device)
-    try:
-        names = [name for name in listed(engines) or list_engines() if engine_class(name)]
-    except (ImportError, TypeError, ValueError) as error:
-        raise UsageError(str(error)) from error
+    names = _engine_names(engines)
     paths = listed(chains) or None
-    console, progress = Console(), Console(stderr=True)
+    console = Console()
     if data is None:
         with suppress(UsageError):  # There may be none beside the model.
             data = Imported.find(f"{model.partition(':')[0]}:loader").name
@@ -72,20 +71,9 @@ def run(
     if not rows or job is None:
         _print_reports(shown, console)
         return
-    net = built.to(device).train()
-    with progress.status("autograd") as status:
-        plain = baseline(job, net)
-        missing = max(0.0, LEAST_STEPS * plain.usual - _ENGINES * budget)
-        if missing:
-            said = f"A step of autograd takes {plain.usual:.1f} s, so this takes about {budget + missing:.0f} s."
-            progress.print(said)
-        start += missing  # As if it began later.
-        status.update("engines")
-        standings = contest(job, net, plain, rows, start + _ENGINES * budget)
-        status.update(COMPILED)
-        standings.compiled = compiled_cost(job, torch.get_num_threads(), start + _COMPILING * budget - monotonic())
+    standings, seconds = _measure(job, built.to(device).train(), rows, start, budget)
     advice = advise(standings, paths)
-    sections = [contest_section(job, standings, advice.words, budget + missing)]
+    sections = [contest_section(job, standings, advice.words, seconds)]
     record = record_of(f"advice/{model}", "advice", {}, [], {}, device)
     report = SuiteReport(f"gradfree advise: {model}", sections, [record], code=advice.code)
     report.print(console)
@@ -99,6 +87,34 @@ def run(
         console.print(Text(f"Report: {' '.join(map(str, files))}"))
     if standings.failures and not (standings.untried or standings.contestants[1:]):
         raise UsageError(f"every engine fails on {model}, see above: stay with autograd.")
+
+
+def _engine_names(engines: Paths) -> list[str]:
+    """Return the names of the engines to consider: those asked for, by default all."""
+    try:
+        return [name for name in listed(engines) or list_engines() if engine_class(name)]
+    except (ImportError, TypeError, ValueError) as error:
+        raise UsageError(str(error)) from error
+
+
+def _measure(job: Job, net: nn.Module, rows: Sequence[Row], start: float, budget: float) -> tuple[Standings, float]:
+    """Return how autograd, the engines and the compiled model compare, and the seconds that this may take.
+
+    These are ``budget``, or more if autograd's steps are too long for it.
+    """
+    progress = Console(stderr=True)
+    with progress.status("autograd") as status:
+        plain = baseline(job, net)
+        missing = max(0.0, LEAST_STEPS * plain.usual - _ENGINES * budget)
+        if missing:
+            said = f"A step of autograd takes {plain.usual:.1f} s, so this takes about {budget + missing:.0f} s."
+            progress.print(said)
+        start += missing  # As if it began later.
+        status.update("engines")
+        standings = contest(job, net, plain, rows, start + _ENGINES * budget)
+        status.update(COMPILED)
+        standings.compiled = compiled_cost(job, torch.get_num_threads(), start + _COMPILING * budget - monotonic())
+    return standings, budget + missing
 
 
 def _print_reports(reports: Mapping[str, Report], console: Console) -> None:
