@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -39,44 +40,54 @@ def spare_hooks(tensors: Iterable[Tensor]) -> None:
     hooked: list[tuple[dict[int, Any], dict[int, Any]]] = []
     this = backward_id()
 
-    def wrap(own: dict[int, Any] | None, sparing: Callable[..., Any], *given: object) -> None:
+    def wrap(own: dict[int, Any] | None, spared: Callable[[Any], _Spared]) -> None:
         fresh = {}
         for key, hook in (own or {}).items():
-            if isinstance(hook, partial) and hook.func in _SPARING:
-                if hook.args[1] == this:
+            if isinstance(hook, _Spared):
+                if hook.backward == this:
                     continue  # Another chain has wrapped it.
-                hook = hook.args[0]  # Of a pass that raised: torch has not called `restore`.
+                hook = hook.hook  # Of a pass that raised: torch has not called `restore`.
             fresh[key] = hook
         if own and fresh:
             hooked.append((own, fresh))
-            own.update({key: partial(sparing, hook, this, *given) for key, hook in fresh.items()})
+            own.update({key: spared(hook) for key, hook in fresh.items()})
 
     def restore() -> None:
         for own, saved in hooked:
             own.update({key: hook for key, hook in saved.items() if key in own})
 
     for tensor in tensors:
-        wrap(hooks_of(tensor), _unless_none)
+        wrap(hooks_of(tensor), partial(_UnlessNone, this))
         if late := late_hooks_of(tensor):
-            wrap(late, _if_accumulated, _state_of_gradient(tensor))
+            wrap(late, partial(_IfAccumulated, this, before=_state_of_gradient(tensor)))
     if hooked:
         after_backward(restore)
 
 
-def _if_accumulated(hook: Callable[[Tensor], None], backward: int, before: object, tensor: Tensor) -> None:
-    if _state_of_gradient(tensor) != before:
-        hook(tensor)
+@dataclass(eq=False)
+class _Spared:
+    """A hook during the backward pass of this id."""
+
+    backward: int
+    hook: Callable[[Tensor], Tensor | None]
+
+
+class _UnlessNone(_Spared):
+    def __call__(self, grad: Tensor | None) -> Tensor | None:
+        return None if grad is None else self.hook(grad)
+
+
+@dataclass(eq=False)
+class _IfAccumulated(_Spared):
+    before: object
+
+    def __call__(self, tensor: Tensor) -> None:
+        if _state_of_gradient(tensor) != self.before:
+            self.hook(tensor)
 
 
 def _state_of_gradient(tensor: Tensor) -> object:
     return None if tensor.grad is None else (id(tensor.grad), version(tensor.grad))
-
-
-def _unless_none(hook: Callable[[Tensor], Tensor | None], backward: int, grad: Tensor | None) -> Tensor | None:
-    return None if grad is None else hook(grad)
-
-
-_SPARING = (_unless_none, _if_accumulated)
 
 
 def when_backward(outputs: Iterable[Tensor], calls: Iterable[Callable[[], None]]) -> None:
