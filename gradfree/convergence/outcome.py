@@ -87,7 +87,12 @@ def largest(x: Tensor) -> Tensor:
 
 def largest_of_rows(x: Tensor) -> Tensor:
     """Return the largest absolute value at each index of the first dimension, NaN if there is one."""
-    return x.reshape(len(x), -1).abs().amax(1) if x.numel() else x.new_zeros(len(x))
+    if not x.numel():
+        return x.new_zeros(len(x))
+    x = x.unsqueeze(-1)
+    others = tuple(range(1, x.dim()))
+    # No copy of x, nor of its absolute values.
+    return torch.maximum(x.amax(others).abs(), x.amin(others).abs())
 
 
 def so_far(sizes: Tensor, reverse: bool) -> Tensor:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from gradfree.algebra.cotangents import Factor
 from gradfree.chains.chain import ChainGradients
-from gradfree.convergence.outcome import largest
+from gradfree.convergence.outcome import largest, largest_of_rows
 from gradfree.devices.costs import costs_of
 from gradfree.segments.layout import SegmentRows
 from gradfree.segments.multiple_shooting import SweepResult
@@ -63,7 +63,8 @@ class GRUSegments:
         self.hidden, out = (self.rows.empty(self.gates, self.width) for _ in range(2))
         gates, hidden, h = (self.rows.by_step(whole[: self.covered]) for whole in (self.gates, self.hidden, out))
         leaving = self.rows.to_states(self._steps(gates, gates, hidden, h, self.rows.from_states(entering[0])))
-        return SweepResult(out, [leaving], [largest(out[: self.covered])])
+        sizes = largest_of_rows(out[: self.covered].unflatten(0, (self.count, -1)))
+        return SweepResult(out, [leaving], [sizes])
 
     def gate_products(self) -> Sequence[Factor]:
         """Return the products of the update gates over each segment."""
@@ -138,12 +139,13 @@ class GRUSegmentsBackward:
         # The cotangents of Q_n, P_r, P_z and P_n, concatenated: the first three are those of Q, the last three of P.
         self.cotangents = self.rows.empty(self.out, 4 * self.width)
         self.weight = chain.parameters[1].roll(self.width, 0)
-        self.size = largest(self.e)
+        self.sizes = largest_of_rows(self.e[: self.covered].unflatten(0, (plan.count, -1)))
         ends = self.out[: self.covered].unflatten(0, (plan.count, -1))[:-1, -1]
         self.starts = self.rows.from_states(torch.cat([chain.first[0][None], ends]))
         self.last = torch.zeros_like(chain.first[0])
         if self.covered < len(chain):
             self.last = self._steps(lambda x: x[self.covered :], self.out[self.covered - 1], self.last)
+            self.sizes[-1] = torch.maximum(self.sizes[-1], largest(self.e[self.covered :]))
 
     def guess(self) -> list[Tensor]:
         """Return the first guess of entering cotangents: a burn-in from zero through each segment's first steps."""
@@ -156,7 +158,7 @@ class GRUSegmentsBackward:
     def run(self, entering: Sequence[Tensor]) -> SweepResult:
         """Run the VJPs of all segments from the entering cotangents."""
         leaving = self._sweep(self.covered, entering[0])
-        return SweepResult(leaving[0], [leaving], [torch.maximum(largest(leaving), self.size)])
+        return SweepResult(leaving[0], [leaving], [torch.maximum(largest_of_rows(leaving), self.sizes)])
 
     def gate_products(self) -> Sequence[Factor]:
         """Return the products of the update gates over each segment."""

@@ -21,9 +21,14 @@ def split_segments(x: Tensor, count: int) -> Tensor:
     return x.unflatten(0, (count, steps)).transpose(0, 1).flatten(1, 2)
 
 
+def by_segment(segments: Tensor, count: int) -> Tensor:
+    """Return what :func:`split_segments` returns as a view (count, ⌈T / count⌉, B, ...)."""
+    return segments.unflatten(1, (count, -1)).transpose(0, 1)
+
+
 def join_segments(segments: Tensor, count: int, length: int) -> Tensor:
     """Undo :func:`split_segments`; return the first ``length`` steps, (T, B, ...)."""
-    return segments.unflatten(1, (count, -1)).transpose(0, 1).flatten(0, 1)[:length]
+    return by_segment(segments, count).flatten(0, 1)[:length]
 
 
 def segment_products(diagonal: Factor, count: int) -> Factor:

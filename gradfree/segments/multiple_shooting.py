@@ -24,9 +24,8 @@ class SweepResult(NamedTuple):
     Attributes:
         result: outputs, cotangents or gradients, as the caller needs.
         leaving: each segment's end, part by part of the state, (C, B, H).
-        largest: for each part, the largest number, which mismatches are relative to; or those of all segments, (C,).
-            Then a mismatch is relative to the largest number so far: in an expanding system a small error in small
-            numbers is a large one later.
+        largest: for each part, the largest number of each segment, (C,). A mismatch is relative to the largest one so
+            far: in an expanding system a small error in small numbers is a large one later.
     """
 
     result: Any
@@ -59,9 +58,7 @@ def solve_borders(
     while True:
         result, leaving, sizes = run(entering)
         jumps = [end[there] - start[here] for end, start in zip(leaving, entering, strict=True)]
-        outcome.mismatches.append(
-            relative(jumps, [so_far(size, reverse)[there] if size.dim() else size for size in sizes])
-        )
+        outcome.mismatches.append(relative(jumps, [so_far(size, reverse)[there] for size in sizes]))
         # As many sweeps as there are borders are always exact.
         exact = outcome.sweeps == len(entering[0]) - 1 and isfinite(outcome.mismatches[-1])
         outcome.settled = exact or outcome.mismatches[-1] <= stopping.tolerance

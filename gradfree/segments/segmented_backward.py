@@ -10,10 +10,10 @@ from torch import Tensor
 
 from gradfree.algebra.cotangents import Factor
 from gradfree.chains.chain import ChainGradients
-from gradfree.convergence.outcome import largest
+from gradfree.convergence.outcome import largest_of_rows
 from gradfree.convergence.passes import record_passes
 from gradfree.segments.gru import GRUSegmentsBackward
-from gradfree.segments.layout import join_segments, segment_products, split_segments
+from gradfree.segments.layout import by_segment, join_segments, segment_products, split_segments
 from gradfree.segments.multiple_shooting import SweepResult, solve_borders
 from gradfree.segments.rule import ChainPass, SegmentPlan, SegmentRule
 from gradfree.time.closed_forms import State
@@ -65,7 +65,7 @@ class _BackwardSegments:
             # The padding of the last segment has no cotangents.
             given = [F.pad(e, (0, 0, 0, 0, 0, missing)) for e in given]
         self.terms = tuple(split_segments(e, self.count) for e in given)
-        self.sizes = [largest(e) for e in given]
+        self.sizes = [largest_of_rows(by_segment(e, self.count)) for e in self.terms]
 
     def guess(self) -> list[Tensor]:
         """Return the first guess of entering cotangents: a burn-in from zero through each segment's first steps."""
@@ -78,7 +78,8 @@ class _BackwardSegments:
     def run(self, entering: Sequence[Tensor]) -> SweepResult:
         """Run the VJPs of all segments from the entering cotangents."""
         delta = self.links.unroll(self.terms, [enters.flatten(0, 1) for enters in entering])
-        of = [torch.maximum(largest(d), size) for d, size in zip(delta, self.sizes, strict=True)]
+        own = [largest_of_rows(by_segment(d, self.count)) for d in delta]
+        of = [torch.maximum(*both) for both in zip(own, self.sizes, strict=True)]
         return SweepResult(delta, self._leaving(delta), of)
 
     def gate_products(self) -> Sequence[Factor]:

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from gradfree.algebra.cotangents import Factor
-from gradfree.convergence.outcome import largest
+from gradfree.convergence.outcome import largest_of_rows
 from gradfree.convergence.passes import remembers_evaluation
 from gradfree.segments.gru import GRUSegments
-from gradfree.segments.layout import join_segments, split_segments
+from gradfree.segments.layout import by_segment, join_segments, split_segments
 from gradfree.segments.multiple_shooting import SweepResult, solve_borders
 from gradfree.segments.rule import ChainPass, SegmentPlan, SegmentRule
 from gradfree.time.closed_forms import linearise
@@ -78,7 +78,8 @@ class _ForwardSegments:
         # With remaining steps, nothing is kept for the backward pass: it would lack those steps.
         self.found = found = self._call(self.x, entering, states_only=self.has_remainder or self.recurrence.states_only)
         leaving = self._parts(found.finals)
-        return SweepResult(found, leaving, [largest(found.out), *map(largest, leaving[1:])])
+        sizes = [by_segment(found.out, self.count), *leaving[1:]]
+        return SweepResult(found, leaving, list(map(largest_of_rows, sizes)))
 
     def gate_products(self) -> Sequence[Factor]:
         """Return the products of the gates' diagonals over each segment."""

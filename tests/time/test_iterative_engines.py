@@ -31,9 +31,12 @@ def test_non_finite_numbers_stop_the_sweeps(name, place):
         out = gru(bad)[0]
         out.sum().backward()
         assert torch.equal(out.isnan(), expected.isnan())
-        assert figures["l0"]["forward sequential"] == figures["l0"]["sequential"] == 1
+        # Behind the last border of segments of 20 steps, the forward pass has nothing to correct.
+        stopped = name == "newton" or place < 60
+        assert figures["l0"]["forward sequential"] == stopped
+        assert figures["l0"]["sequential"] == 1
         assert figures["l0"]["forward sweeps"] <= 3
-        assert not handle.state_dict()
+        assert not (stopped and handle.state_dict())
         gru(x)[0].sum().backward()
         assert figures["l0"]["forward sequential"] == figures["l0"]["sequential"] == 0
 
