@@ -143,7 +143,8 @@ class LinearisedRNN(Linearised):
 
     def __init__(self, h: Tensor, relu: bool, weight: Tensor):
         super().__init__(weight)
-        slope = (h > 0).to(h.dtype) if relu else 1 - h * h
+        # As autograd has it for NaN.
+        slope = (~(h <= 0)).to(h.dtype) if relu else 1 - h * h
         self.factors = slope.unsqueeze(-2)
 
     def unit_blocks(self, carried: bool) -> Blocks:

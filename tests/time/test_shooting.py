@@ -58,6 +58,34 @@ def test_an_infinite_number_in_one_sequence_leaves_the_others_right(mode):
         assert off_by([rnn(x)[0][:, 1]], [expected]) < 1e-10
 
 
+@pytest.mark.parametrize("options", [{"segments": 3}, {"segments": "auto"}])
+def test_behind_a_nan_a_relu_passes_cotangents_on_as_in_autograd(options):
+    rnn, x, h0 = nn.RNN(3, 4, nonlinearity="relu"), torch.randn(30, 1, 3), torch.zeros(1, 1, 4, requires_grad=True)
+    x[20] = torch.nan
+    wanted = [h0, rnn.bias_ih_l0, rnn.bias_hh_l0]
+    expected = torch.autograd.grad(rnn(x, h0)[0].sum(), wanted)
+    with shooting(**options).attach(rnn):
+        assert off_by(torch.autograd.grad(rnn(x, h0)[0].sum(), wanted), expected) < 1e-10
+
+
+@pytest.mark.parametrize("length", [160, 163])
+@pytest.mark.parametrize("scale", [1.0, 1e-200])
+@pytest.mark.parametrize("batch_first", [False, True])
+@pytest.mark.parametrize("kind", ["relu", "tanh", "GRU"])
+def test_growing_states_and_cotangents_are_exact(kind, batch_first, scale, length):
+    """What a segment's end lacks is small beside the last numbers, and grows with them."""
+    if kind == "GRU":
+        rnn, growth = nn.GRU(3, 6, bias=False, batch_first=batch_first), 14.0
+    else:
+        rnn, growth = nn.RNN(3, 6, nonlinearity=kind, bias=False, batch_first=batch_first), 3.0
+    with torch.no_grad():
+        rnn.weight_hh_l0.copy_(growth * torch.eye(6).repeat(len(rnn.weight_hh_l0) // 6, 1))
+    x = (scale * torch.randn(*((2, length) if batch_first else (length, 2)), 3)).requires_grad_()
+    expected = everything(rnn, x)
+    with shooting(segments=4).attach(rnn):
+        assert off_by(everything(rnn, x), expected) < 1e-10
+
+
 def test_the_burn_in_is_learnt_and_kept_in_checkpoints():
     """The burn-in grows until no sweep is needed; another handle can load it."""
     gru, x = nn.GRU(3, 8), torch.randn(2000, 1, 3)
