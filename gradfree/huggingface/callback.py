@@ -54,12 +54,16 @@ class EngineCallback(TrainerCallback, ExportableState):
         Raises:
             ChainError: the engine cannot be attached.
         """
-        self.handle.detach()
+        before = self.handle
+        before.detach()
         with named_baseline():
             self.handle = self.engine.attach(model, self.chains, residual=self.residual)
         # A checkpoint from a training without the engine has no entry, which the Trainer needs to save the next one.
         saved = state.stateful_callbacks.setdefault(type(self).__name__, self.state())
-        self._load(saved if isinstance(saved, list) else [saved])
+        # What the Trainer has saved just now, if it does not resume, is the state of the model before this one.
+        is_fresh = bool(before.blocks) and before.blocks != self.handle.blocks and not state.global_step
+        if not is_fresh:
+            self._load(saved if isinstance(saved, list) else [saved])
 
     def on_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Call :meth:`Handle.watch` and, on several ranks, :meth:`Handle.average_over_ranks`."""

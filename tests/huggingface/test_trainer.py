@@ -83,6 +83,20 @@ def test_a_resumed_training_equals_an_uninterrupted_one(tmp_path):
     assert not torch.equal(weights(forgotten.model), weights(whole.model))
 
 
+def test_the_engine_state_goes_on_with_its_model_and_not_with_another(tmp_path):
+    def callback():
+        return EngineCallback("dsf", feedback="gate")
+
+    kept = callback()
+    first, other = (weights(train(bert(), tmp_path, [kept]).model) for _ in range(2))
+    assert torch.equal(other, first)
+    going_on, anew = (
+        train(train(bert(), tmp_path, [begun]).model, tmp_path, [then]).model
+        for begun, then in ((kept, kept), (callback(), callback()))
+    )
+    assert not torch.equal(weights(going_on), weights(anew))
+
+
 @pytest.mark.filterwarnings("ignore:.*has long memory")
 def test_a_choice_is_in_checkpoints_and_a_resumed_training_times_nothing():
     def begun(saved):
