@@ -43,7 +43,7 @@ _LAYERED = (
 """Rows for models without skip connections, autograd first."""
 
 _RESIDUAL = (BACKPROP, FA, *_fa("sign"), *iterated("fixed_point", 2), *iterated("highway_bp", 0, 2))
-"""Rows for the one model with skip connections that trains for long, autograd first."""
+"""Rows for the models with skip connections that train for long, autograd first."""
 
 _FORWARD = (PEPITA, Row("forward_gradient", "forward_gradient", {}), Row("mezo", "mezo", {}))
 """Rows without a backward pass, on the smallest model only: on others they hardly learn, and take the longest."""
@@ -97,6 +97,8 @@ GPT = replace(
     steps=300,
 )
 GPT_LONG = replace(GPT, name="tinyshakespeare_gpt_long", steps=4 * 490)
+GPT_FAST = replace(GPT_LONG, name="tinyshakespeare_gpt_long_fast", learning_rate=3e-3)
+"""For autograd at the rate of ``highway_bp``, since short trials gave it a smaller one."""
 
 TASKS = (MLP, LENET, RESNET, RESNET20, GPT, GPT_LONG)
 """Tasks for the command line."""
@@ -105,6 +107,8 @@ ALTERNATIVES: Suite = (
     Comparison(MLP, (*_LAYERED, *_FORWARD), _WIDE, trial_steps=2 * 430),
     Comparison(LENET, _LAYERED, _WIDE, trial_steps=2 * 352),
     Comparison(RESNET20, _RESIDUAL, _WIDE[1:], trial_steps=351),
+    Comparison(GPT_LONG, (*_RESIDUAL, DFA), _WIDE[1:], trial_steps=245),
+    Comparison(GPT_FAST, (BACKPROP,)),
     Comparison(RESNET, RULES, _RATES[1:]),
     Comparison(GPT, RULES, _RATES),
 )
