@@ -47,6 +47,7 @@ PLAIN_LOOP = """
 import sys
 import gradfree
 import torch
+torch.manual_seed(0)
 model = gradfree.create_model("residual_mlp", in_features=4, num_classes=2)
 optimizer = gradfree.EngineOptimizer(torch.optim.SGD(model.parameters(), 0.1), model, engine="highway_bp", iterations=2)
 x, y = torch.randn(16, 4), torch.randint(2, (16,))
