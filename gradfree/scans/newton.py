@@ -14,7 +14,15 @@ import torch
 from torch import Tensor
 
 from gradfree.algebra.affine_scan import affine_scan
-from gradfree.convergence.outcome import Outcome, StoppingRule, finest_tolerance, largest, largest_of_rows, so_far
+from gradfree.convergence.outcome import (
+    Outcome,
+    StoppingRule,
+    finest_tolerance,
+    largest,
+    largest_of_rows,
+    relative,
+    so_far,
+)
 from gradfree.loops.compiled import Compiler
 from gradfree.loops.recurrence import Loop
 from gradfree.newton.iteration import remaining_change
@@ -227,9 +235,8 @@ def relative_so_far(change: Sequence[Tensor], before: Sequence[Tensor], reverse:
         before: what changes.
         reverse: whether the last step is the earliest.
     """
-    found = []
-    for step, start in zip(change, before, strict=True):
-        size = so_far(largest_of_rows(torch.maximum(start.abs(), (start + step).abs())), reverse)
-        step = largest_of_rows(step)
-        found.append(torch.where(step == 0, step, step / size).max().to(torch.float64))
-    return torch.stack(found).max().item()
+    sizes = [
+        so_far(largest_of_rows(torch.maximum(start.abs(), (start + step).abs())), reverse)
+        for step, start in zip(change, before, strict=True)
+    ]
+    return relative(change, sizes)
