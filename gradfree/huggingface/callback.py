@@ -60,9 +60,8 @@ class EngineCallback(TrainerCallback, ExportableState):
             self.handle = self.engine.attach(model, self.chains, residual=self.residual)
         # A checkpoint from a training without the engine has no entry, which the Trainer needs to save the next one.
         saved = state.stateful_callbacks.setdefault(type(self).__name__, self.state())
-        # What the Trainer has saved just now, if it does not resume, is the state of the model before this one.
-        is_fresh = bool(before.blocks) and before.blocks != self.handle.blocks and not state.global_step
-        if not is_fresh:
+        # A Trainer that does not resume has saved the state of the last model just now: not for another one.
+        if state.global_step or before.blocks in ({}, self.handle.blocks):
             self._load(saved if isinstance(saved, list) else [saved])
 
     def on_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
