@@ -50,6 +50,18 @@ class Loop:
         steps = [[None] * self.length if x is None else x.unbind() for x in self.xs]
         return list(map(builder(self.spec), zip(*steps, strict=True)))
 
+    def call(self, carry: Any, x: Any) -> Any:
+        """Return the next carry and the output of one step.
+
+        Raises:
+            TypeError: the step returns something else, such as a tensor, which Python would split by its rows.
+        """
+        found = self.step(carry, x)
+        if not isinstance(found, tuple | list) or len(found) != 2:
+            what = f"{len(found)} values" if isinstance(found, tuple | list) else f"a {type(found).__name__}"
+            raise TypeError(f"{self.name}: the step must return two values, the next carry and y, not {what}.")
+        return found
+
     def run(self, inputs: Iterable[Any] | None = None, carry: Any = None, outputs: Sequence[Any] = ()) -> Any:
         """Run the loop; return the final carry, and the outputs of all steps, stacked.
 
@@ -59,9 +71,9 @@ class Loop:
             outputs: those of the earlier steps.
         """
         inputs, carry = (self.inputs(), self.init) if inputs is None else (inputs, carry)
-        step, ys = self.step, list(outputs)
+        ys = list(outputs)
         for x in inputs:
-            carry, y = step(carry, x)
+            carry, y = self.call(carry, x)
             ys.append(y)
         return carry, stacked(ys, self.name)
 

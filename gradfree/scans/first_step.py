@@ -121,7 +121,7 @@ def run_first_step(loop: Loop, scratch: bool) -> FirstStep:
     given = [t for t in tree_leaves((init, x)) if isinstance(t, Tensor)]
     before = Surroundings(loop.step, not scratch)
     with _Watch(given) as watch:
-        carry, y = loop.step(init, x)
+        carry, y = loop.call(init, x)
     # What the step returns as it is, no function takes.
     watch.note(tree_leaves((carry, y)))
     change = Surroundings(loop.step, not scratch).change(before)

@@ -51,7 +51,7 @@ def scan(
             the step must compile as a whole, without graph breaks.
 
     Raises:
-        TypeError: ``xs`` or y has leaves that are neither tensors nor ``None``.
+        TypeError: ``xs`` or y has leaves that are neither tensors nor ``None``; the step does not return a pair.
         ValueError: there is no step, or the sequences differ in length; an engine that needs recorded chains.
         ChainError: second derivatives of a call that ran in segments; a step that cannot be compiled.
     """

@@ -98,7 +98,7 @@ class SegmentedLoop:
             watch.forward_ended()
         elif watch.contest is not None:
             inputs = loop.inputs()
-            first, y = loop.step(loop.init, inputs[0])
+            first, y = loop.call(loop.init, inputs[0])
             carry, ys = loop.run(inputs[1:], first, [y])
             watch.forward_ended()
             watch.time_backward((carry, ys), first)

@@ -176,6 +176,15 @@ def test_bad_arguments_are_refused(xs, engine, error, message):
         gradfree.scan(lambda h, x: (h, h), torch.zeros(3), xs, engine=engine)
 
 
+@pytest.mark.parametrize("engine", ["shooting", "newton", "backprop"])
+@pytest.mark.parametrize("length", [9, 300])
+@pytest.mark.parametrize(("found", "words"), [(lambda h: h, "a Tensor"), (lambda h: (h, h, h), "3 values")])
+def test_a_step_that_returns_no_pair_is_refused(found, words, length, engine):
+    """Python would take the two rows of a tensor for the carry and y."""
+    with pytest.raises(TypeError, match=f"next carry and y, not {words}"):
+        gradfree.scan(lambda h, x: found(h + x), torch.zeros(2, 3), torch.randn(length, 2, 3), engine=engine)
+
+
 def test_a_number_in_y_is_refused():
     with pytest.raises(TypeError, match="returns float in y"):
         gradfree.scan(lambda h, x: (h + x, 1.0), torch.zeros(3), torch.randn(9, 3), engine="backprop")
