@@ -12,7 +12,6 @@ all gradients, against autograd in float64. Values on a device that computes not
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -23,6 +22,7 @@ from time import monotonic
 from typing import Any
 
 import torch
+from progress import Progress
 from torch import Tensor, nn
 
 import gradfree
@@ -40,48 +40,18 @@ Found = dict[str, Any]
 Case = tuple[str, Callable[[], Found]]
 
 
-class Results:
-    """The file of results: a line when a case begins, and one when it has ended.
-
-    Args:
-        path: the file; results of anything but ``of`` are dropped.
-        of: identifies sources, torch and device.
-    """
-
-    def __init__(self, path: Path, of: str):
-        lines = read(path)
-        lines = lines if lines[:1] == [{"of": of}] else [{"of": of}]
-        self.ended = {line["case"] for line in lines if "case" in line}
-        self.begun = [line["begun"] for line in lines if "begun" in line]
-        self._file = path.open("w", encoding="utf-8")
-        for line in lines:
-            self.write(line)
-
-    def write(self, line: Found) -> None:
-        """Write a line that survives the end of the process."""
-        self._file.write(json.dumps(line) + "\n")
-        self._file.flush()
-
-
-def read(path: Path) -> list[Found]:
-    """Return the lines of a file of results, without an incomplete last one."""
-    text = path.read_text(encoding="utf-8") if path.exists() else ""
-    return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
-
-
-def run(cases: Sequence[Case], results: Results, end: float) -> bool:
+def run(cases: Sequence[Case], progress: Progress, end: float) -> bool:
     """Run the cases without a result until ``end`` or an error; return whether all have been visited."""
     for name, measure in cases:
-        if name in results.ended:
-            continue
-        if results.begun.count(name) > 1:
-            results.write({"case": name, "error": "too long: its process was ended twice before it was done"})
+        if name in progress.died_twice:
+            progress.end(name, error="too long: its process was ended twice before it was done")
+        if name in progress.ended:
             continue
         if monotonic() > end - _ENDING:
             return False
-        results.write({"begun": name})
+        progress.begin(name)
         found = attempt(measure)
-        results.write({"case": name, **found})
+        progress.end(name, **found)
         if "error" in found:
             # It may have harmed what torch keeps of the device, as a failed capture of CUDA graphs does.
             return False
@@ -332,8 +302,7 @@ def main() -> None:
     parser.add_argument("--of", required=True)
     options = parser.parse_args()
     device = torch.device(options.device)
-    results = Results(options.file, options.of)
-    all_done = run(list(cases(device)), results, end + options.seconds)
+    all_done = run(list(cases(device)), Progress(options.file, options.of), end + options.seconds)
     raise SystemExit(0 if all_done else 3)
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import hashlib
-import json
 import os
 import shutil
 import signal
@@ -26,7 +25,7 @@ from pathlib import Path
 from time import monotonic
 from typing import Any, NamedTuple
 
-import recorded
+import progress
 
 ROOT = Path(__file__).resolve().parent.parent
 EXACTNESS = (
@@ -128,8 +127,8 @@ def _run_file(run: Runner, device: str, of: str, slow: bool, name: str) -> Resul
     # Another process as long as tests are left, be it that one has died: 0, 1 and 5 mean that all have an outcome.
     while code not in (None, 0, 1, 5) and lines < (lines := count_lines(record)):
         code = run(log, *arguments)
-    failed = [outcome for outcome in recorded.read(record, of) if outcome["outcome"] == "failed"]
-    problems = [f"{outcome['test']}: {(outcome['said'].splitlines() or [''])[-1]}" for outcome in failed]
+    failed = [outcome for outcome in progress.results(record, of) if outcome["outcome"] == "failed"]
+    problems = [f"{outcome['name']}: {(outcome['said'].splitlines() or [''])[-1]}" for outcome in failed]
     if code not in (None, 0, 1, 5):
         problems.append(f"tests/{name}.py ended with {code}: {run.out / log}")
     return Result(problems, code is None)
@@ -152,7 +151,7 @@ def run_first(device: str, of: str, run: Runner) -> Result:
     while code not in (None, 0) and lines < (lines := count_lines(file)):
         seconds = str(max(0.0, run.end - monotonic()))
         code = run("first_minutes.log", *arguments, seconds, path=path, advanced=lambda: count_lines(file) > first + 2)
-    problems = [f"{found['case']}: {found['error']}" for found in read_lines(file) if "error" in found]
+    problems = [f"{found['name']}: {found['error']}" for found in progress.results(file, of) if "error" in found]
     if code not in (None, 0, 3):
         problems.append(f"the measurements ended with {code}: {run.out / 'first_minutes.log'}")
     return Result(problems, code is None or code == 3)
@@ -191,18 +190,13 @@ session.run(session.RunRequest(Sweep(), suite={suite!r}), Path({folder!r}), 3, {
 
 def records_in(folder: Path) -> list[dict[str, Any]]:
     """Return the records of a suite."""
-    return read_lines(folder / "records.jsonl")
-
-
-def read_lines(path: Path) -> list[dict[str, Any]]:
-    """Return the lines of a file of records, without an incomplete last one."""
-    return [json.loads(line) for line in path.open(encoding="utf-8") if line.endswith("\n")] if path.exists() else []
+    return progress.whole_lines(folder / "records.jsonl")
 
 
 def counts(out: Path, of: str) -> str:
     """Return how many tests passed, failed and were skipped."""
     names = [(name, slow) for name in EXACTNESS + OTHERS for slow in (False, True)]
-    found = [outcome for name, slow in names for outcome in recorded.read(record_of(out, name, slow), of)]
+    found = [outcome for name, slow in names for outcome in progress.results(record_of(out, name, slow), of)]
     return ", ".join(f"{n} {what}" for what, n in sorted(Counter(o["outcome"] for o in found).items()))
 
 

@@ -6,12 +6,11 @@ test in which the process has died twice is recorded as failed.
 
 from __future__ import annotations
 
-import json
-from contextlib import suppress
 from pathlib import Path
 from time import monotonic
 
 import pytest
+from progress import Progress
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -29,7 +28,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 class Record:
-    """A file of outcomes, whose first line identifies what was tested.
+    """The outcomes of tests in a file.
 
     Args:
         path: the file.
@@ -38,36 +37,25 @@ class Record:
     """
 
     def __init__(self, path: Path, of: str, shard: float):
-        lines = _lines(path, of)
-        self._known = {line["test"] for line in lines if "test" in line}
-        self._end = monotonic() + shard
-        self._file = path.open("w", encoding="utf-8")
-        for line in ({"of": of}, *lines):
-            self._write(line)
-        begun = [line["begun"] for line in lines if "begun" in line]
-        for test in sorted({test for test in begun if begun.count(test) > 1} - self._known):
-            self._known.add(test)
-            self._write({"test": test, "outcome": "failed", "said": "The process has twice ended in this test."})
-
-    def _write(self, line: dict[str, str]) -> None:
-        self._file.write(json.dumps(line) + "\n")
-        self._file.flush()
+        self._progress, self._end = Progress(path, of), monotonic() + shard
+        for test in sorted(self._progress.died_twice):
+            self._progress.end(test, outcome="failed", said="The process has twice ended in this test.")
 
     def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
         """Deselect the tests with a recorded outcome."""
-        done = [item for item in items if item.nodeid in self._known]
+        done = [item for item in items if item.nodeid in self._progress.ended]
         config.hook.pytest_deselected(items=done)
-        items[:] = [item for item in items if item.nodeid not in self._known]
+        items[:] = [item for item in items if item.nodeid not in self._progress.ended]
 
     def pytest_runtest_logstart(self, nodeid: str) -> None:
         """Record that a test begins."""
-        self._write({"begun": nodeid})
+        self._progress.begin(nodeid)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Record the outcome of a test, and failures of its setup and teardown."""
         if report.when == "call" or not report.passed:
             said = "" if report.passed else report.longreprtext
-            self._write({"test": report.nodeid, "outcome": report.outcome, "said": said})
+            self._progress.end(report.nodeid, outcome=report.outcome, said=said)
             # No later test of this process can use the device.
             self._end = 0.0 if "CUDA error" in said else self._end
 
@@ -75,17 +63,3 @@ class Record:
         """End the process after this test if its time is over and tests are left."""
         if nextitem is not None and monotonic() > self._end:
             item.session.shouldstop = "the shard's time is over"
-
-
-def read(path: Path, of: str) -> list[dict[str, str]]:
-    """Return the outcomes in ``path`` if they are for ``of``."""
-    return [line for line in _lines(path, of) if "test" in line]
-
-
-def _lines(path: Path, of: str) -> list[dict[str, str]]:
-    """Return the lines of outcomes and of begun tests in ``path`` if they are for ``of``, without incomplete ones."""
-    lines = []
-    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
-        with suppress(ValueError):
-            lines.append(json.loads(line))
-    return lines[1:] if lines[:1] == [{"of": of}] else []

@@ -52,7 +52,7 @@ def test_a_test_in_which_the_process_dies_is_tried_twice(pytester, monkeypatch):
     options = "-p", "recorded", "--record", "record.jsonl", "--record-of", "one"
     assert [int(pytester.runpytest_subprocess(*options).ret) for _ in range(3)] == [7, 7, 0]
     lines = [json.loads(line) for line in (pytester.path / "record.jsonl").read_text().splitlines()]
-    assert {line["test"].rpartition(":")[2]: line["outcome"] for line in lines if "test" in line} == {
+    assert {line["name"].rpartition(":")[2]: line["outcome"] for line in lines if "name" in line} == {
         "test_dying": "failed",
         "test_right": "passed",
     }
@@ -75,6 +75,7 @@ def test_results_in_an_archive_are_gone_on_from(monkeypatch, tmp_path):
 
 
 def test_first_minutes_run_the_cases_without_a_result_and_give_up_those_that_never_end(monkeypatch, tmp_path):
+    monkeypatch.syspath_prepend(CI)
     first = runpy.run_path(str(CI / "first_minutes.py"))
     ran = []
 
@@ -85,25 +86,27 @@ def test_first_minutes_run_the_cases_without_a_result_and_give_up_those_that_nev
         return [(name, failing if name == "failing" else lambda name=name: ran.append(name) or {}) for name in names]
 
     path, end = tmp_path / "first.jsonl", monotonic() + 60
-    assert not first["run"](cases("late"), first["Results"](path, "one"), monotonic())
-    assert not first["run"](cases("failing", "short"), first["Results"](path, "one"), end)
-    assert first["run"](cases("failing", "short"), first["Results"](path, "one"), end)
+    assert not first["run"](cases("late"), first["Progress"](path, "one"), monotonic())
+    assert not first["run"](cases("failing", "short"), first["Progress"](path, "one"), end)
+    assert first["run"](cases("failing", "short"), first["Progress"](path, "one"), end)
     with path.open("a") as file:
-        file.write('{"begun": "endless"}\n{"begun": "endless"}\n{"begun": "cut"}\n{"ca')
-    assert first["run"](cases("failing", "short", "endless", "cut", "late"), first["Results"](path, "one"), end)
+        file.write('{"begun": "endless"}\n{"begun": "endless"}\n{"begun": "cut"}\n{"na')
+    assert first["run"](cases("failing", "short", "endless", "cut", "late"), first["Progress"](path, "one"), end)
     assert ran == ["short", "cut", "late"]
-    errors = {line["case"]: line["error"] for line in first["read"](path) if "error" in line}
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    errors = {line["name"]: line["error"] for line in lines if "error" in line}
     assert errors.keys() == {"failing", "endless"}
     assert errors["failing"] == "ValueError: no such layer"
     assert errors["endless"].startswith("too long")
-    assert first["run"](cases("short"), first["Results"](path, "another"), end)
+    assert first["run"](cases("short"), first["Progress"](path, "another"), end)
     assert ran[3:] == ["short"]
 
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
-def test_every_case_of_the_first_minutes_runs(device):
+def test_every_case_of_the_first_minutes_runs(device, monkeypatch):
     """At a sixty-fourth of the sizes."""
+    monkeypatch.syspath_prepend(CI)
     torch.set_default_dtype(torch.float32)
     first = runpy.run_path(str(CI / "first_minutes.py"))
     found = {name: first["attempt"](measure) for name, measure in first["cases"](torch.device(device), 64)}
