@@ -62,7 +62,8 @@ SECOND_DERIVATIVES = _row(
     _PASSES,
     "second derivatives, `create_graph=True`",
     "create_graph=True: an engine's gradients have no derivatives.",
-    "Detach the handle for the passes that need second derivatives (gradient penalties).",
+    "Detach the handle, or use engine='backprop' in scan, for the passes that need second derivatives (gradient "
+    "penalties).",
 )
 TRANSFORM = _row(
     _PASSES,
@@ -121,7 +122,8 @@ STEP_CHANGED = _row(
     _PASSES,
     "a step of `scan` or a cell that changes between its runs",
     "{name} {what}, so that its steps cannot run in segments.",
-    "Return what it keeps as a part of y and change nothing else, or use engine='backprop'.",
+    "Return what it keeps as a part of y and change nothing else, bind variables that change after the call (def "
+    "step(h, x, layer=layer)), or use engine='backprop'.",
 )
 
 _MODULES = "Modules of a chain"

@@ -126,6 +126,8 @@ def run_first_step(loop: Loop, scratch: bool) -> FirstStep:
     watch.note(tree_leaves((carry, y)))
     change = Surroundings(loop.step, not scratch).change(before)
     problem = watch.problem or change
+    if before.scripted:
+        problem = "calls what TorchScript has compiled, whose graph torch.func.vmap loses"
     if problem is None and watch.was_changed():
         problem = "changes a tensor in place that it has not made itself"
     problem = problem or _shape_problem(init, carry)

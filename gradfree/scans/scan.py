@@ -15,11 +15,13 @@ from gradfree.engines.engine import Engine
 from gradfree.loops.compiled import Compiler
 from gradfree.loops.recurrence import Loop, LoopMemory, Step
 from gradfree.registry import resolve_engine
+from gradfree.torchside.private import uncompiled
 
 _memories: dict[Hashable, dict[bool, LoopMemory]] = {}
 _memories_of: WeakKeyDictionary[Any, dict[bool, LoopMemory]] = WeakKeyDictionary()
 
 
+@uncompiled
 def scan(
     step: Step,
     init: Any,

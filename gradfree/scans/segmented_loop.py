@@ -14,7 +14,7 @@ from torch.autograd.function import FunctionCtx
 from torch.utils._pytree import tree_flatten, tree_leaves
 
 from gradfree.chains.solving import offer_figure
-from gradfree.convergence.outcome import coarsest_dtype
+from gradfree.convergence.outcome import StoppingRule, coarsest_dtype
 from gradfree.errors import CHANGED_IN_PLACE, STEP_CHANGED, ChainError
 from gradfree.loops.compiled import compiling, run_compiled
 from gradfree.loops.recurrence import Loop, LoopMemory, Structure, builder
@@ -28,6 +28,7 @@ from gradfree.scans.rules import LoopRule
 from gradfree.scans.segments import LoopSegments, Ran
 from gradfree.segments.rule import SegmentPlan
 from gradfree.time.cell_chain import autocast_now
+from gradfree.torchside.graph import walk
 from gradfree.torchside.guards import check_finite, refuse_batched, refuse_other_values, refuse_second_derivatives
 from gradfree.torchside.hooks import when_backward, without_hooks
 from gradfree.torchside.private import is_simulated, keeps_graph, other_pass, transforms_active, version
@@ -204,14 +205,20 @@ class _Call:
         assert owner.forward.plan is not None
         this.plan, this.outcome = owner.forward.plan, None
         found: Any = None
+        settled = False
         try:
             found, this.outcome = solver.solve(this.plan.stopping)
+            settled = this.outcome.settled
+            if not settled and segments.cut.steps > 1:
+                # As many sweeps as there are borders are exact, unless a number is not finite.
+                rule = StoppingRule(this.plan.stopping.tolerance, segments.cut.count)
+                found, outcome = solver.solve(rule)
+                settled = outcome.settled
         except torch.OutOfMemoryError:
             raise
         except RuntimeError as error:
             self._refuse_changes()
             owner.refuse(f"cannot run at once with other steps ({_first_line(error)})", segments.first.remedy)
-        settled = this.outcome is not None and this.outcome.settled
         given = solver.gradients(found) if settled else self._again(cotangents)
         for each in (owner.forward, this):
             each.remember()
@@ -238,6 +245,8 @@ class _Call:
         live = [(o, e) for o, e in zip(outputs, cotangents, strict=True) if o.requires_grad and e is not None]
         targets = [*(init[n] for n in segments.carry.at), *(xs[n] for n in segments.x_at), *first.leaves, *others]
         wanted = [t for t in targets if t.requires_grad]
+        if {id(leaf) for leaf in walk(o for o, _ in live).leaves} - {id(t) for t in wanted}:
+            raise STEP_CHANGED.error(name=loop.name, what="takes other tensors in the backward pass")
         with without_hooks(first.leaves):
             found = torch.autograd.grad([o for o, _ in live], wanted, [e for _, e in live], allow_unused=True)
         by_id = dict(zip(map(id, wanted), found, strict=True))

@@ -12,6 +12,7 @@ from itertools import islice, zip_longest
 from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from gradfree.torchside.private import version
@@ -32,10 +33,14 @@ class Surroundings:
         step: a function, method, ``functools.partial`` or module, or a tuple of functions and classes.
         buffers: whether attributes of modules count.
         draws: whether random numbers of Python and NumPy count.
+
+    Attributes:
+        scripted: whether it calls a function or module that TorchScript has compiled.
     """
 
     def __init__(self, step: Any, buffers: bool = True, draws: bool = True):
         self.found: list[tuple[str, Any]] = []
+        self.scripted = False
         self._seen: set[int] = set()
         self._buffers = buffers
         self._visit("", step, _DEPTH)
@@ -63,6 +68,8 @@ class Surroundings:
         self._seen.add(id(owner))
         if isinstance(owner, Tensor):
             self._keep(f"the tensor {name}", version(owner), _place(owner))
+        elif isinstance(owner, torch.jit.ScriptFunction):
+            self.scripted = True
         elif isinstance(owner, partial):
             for inner in (owner.func, owner.args, owner.keywords):
                 self._visit(name, inner, depth)
@@ -77,6 +84,9 @@ class Surroundings:
             self._visit_class(owner, depth)
         elif isinstance(owner, nn.Module):
             for path, module in owner.named_modules(prefix=name):
+                if isinstance(module, torch.jit.ScriptModule):
+                    self.scripted = True
+                    continue
                 self._visit_attributes(path, module, depth)
                 self._visit(path, type(module).forward, depth)
         elif isinstance(owner, Iterator) and not hasattr(owner, "__dict__"):

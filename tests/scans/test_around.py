@@ -201,6 +201,66 @@ def test_a_tensor_that_changes_in_place_between_the_passes_is_refused(at_once, s
         y.sum().backward()
 
 
+def test_a_compiled_model_may_call_scan_with_a_closure(at_once):
+    def train(scan):
+        program = Program()
+        return grads(program.loss(scan), program)
+
+    found = torch.compile(train, backend="eager")(at_once)
+    assert off_by(found, expected()) < 1e-10
+
+
+def scripted_cell(x, h, weight):
+    return 0.5 * torch.tanh(x) + 0.3 * torch.matmul(h, weight)
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script", "ignore:.*TorchScript has compiled")
+def test_a_step_of_torchscript_runs_step_by_step(at_once):
+    """Before its first call in a loop it would run under vmap, without its graph."""
+    weight, x = torch.randn(H, H, requires_grad=True), torch.randn(T, B, H)
+    cell = torch.jit.script(scripted_cell)
+
+    def step(h, x):
+        h = cell(x, h, weight)
+        return h, h
+
+    found = [scan(step, torch.zeros(B, H), x)[1] for scan in (at_once, loop)]
+    assert off_by(*(torch.autograd.grad(y.square().sum(), weight) for y in found)) < 1e-10
+
+
+def through_two_cells(scan):
+    """Each step function means the cell of the last one after the calls, as closures in a loop do."""
+    torch.manual_seed(0)
+    out = torch.cat([torch.zeros(T - 12, B, H), torch.randn(12, B, H)])
+    cells = [nn.Linear(H, H, bias=False) for _ in range(2)]
+    cells[1].load_state_dict(cells[0].state_dict())
+    for cell in cells:
+
+        def step(h, x):
+            h = 0.9999 * h + cell(x)  # noqa: B023
+            return h, h
+
+        _, out = scan(step, torch.zeros(B, H), out)
+    return out, [cell.weight for cell in cells]
+
+
+@pytest.mark.filterwarnings("ignore:.*runs sequentially")
+def test_a_backward_pass_that_does_not_settle_takes_the_tensors_of_the_forward_pass():
+    engine = create_engine("shooting", segments=5, max_sweeps=1, tolerance=1e-14)
+    found = []
+    for run in (partial(gradfree.scan, engine=engine), loop):
+        out, weights = through_two_cells(run)
+        found.append(torch.autograd.grad(out.square().mean(), weights))
+    assert off_by(*found) < 1e-10
+
+
+@pytest.mark.filterwarnings("ignore:.*runs sequentially")
+def test_a_step_that_would_take_other_tensors_when_it_runs_again_is_refused():
+    out, weights = through_two_cells(partial(gradfree.scan, engine=ENGINES["newton"]))
+    with pytest.raises(ChainError, match="takes other tensors in the backward pass"):
+        torch.autograd.grad(out, weights, torch.full_like(out, torch.inf))
+
+
 class Settings:
     """What a step uses and no one can hash, with names of attributes that modules have, too."""
 
