@@ -93,6 +93,8 @@ class EngineMixin:
     def setup(self, trainer: Any) -> None:
         """Attach the engine, and set up as usual."""
         if trainer.state.fn == "fit" or self.engine.evaluates:
+            # First, since tolerances are checked against the weights' dtype.
+            self.precision_plugin.convert_module(trainer.lightning_module)  # type: ignore[attr-defined]
             before = self.handle
             with named_baseline():
                 self.handle = self.engine.attach(

@@ -1,6 +1,7 @@
 """``Trainer(strategy=...)`` with an unmodified LightningModule."""
 
 import pickle
+from contextlib import nullcontext
 
 import lightning.fabric
 import lightning.pytorch as pl
@@ -34,6 +35,14 @@ def test_an_exact_engine_trains_like_lightning_without_an_engine(tmp_path, optio
     tolerance = 0.02 if options.get("precision") == "bf16-mixed" else 1e-6
     for strategy in ("backprop", exact()):
         torch.testing.assert_close(fit(tmp_path, strategy, **options), expected, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize(("precision", "fits"), [("64-true", True), ("bf16-true", False)])
+def test_a_tolerance_is_checked_against_the_dtype_of_training(tmp_path, precision, fits):
+    engine = gradfree.create_engine("shooting", tolerance=1e-12 if fits else 1e-5)
+    run = trainer(tmp_path, engine, precision=precision)
+    with nullcontext() if fits else pytest.raises(gradfree.ChainError, match="finest tolerance"):
+        run.fit(fresh("time"))
 
 
 @pytest.mark.parametrize("namespace", ["lightning.pytorch", "pytorch_lightning"])
