@@ -46,8 +46,8 @@ def run(
     """Time the engines that can be attached; print the recommendation, the figures, and why other engines do not apply.
 
     Raises:
-        UsageError: the model, the data, the device or an engine is missing, the loss is not finite, or every engine
-            fails.
+        UsageError: the model, the data, the device, an engine or a chain is missing, the loss is not finite, or every
+            engine fails.
     """
     start = monotonic()
     require(device)
@@ -58,6 +58,8 @@ def run(
         with suppress(UsageError):  # There may be none beside the model.
             data = Imported.find(f"{model.partition(':')[0]}:loader").name
     built = Imported.find(model).build()
+    if missing := {*(paths or ())} - dict(built.named_modules(remove_duplicate=False)).keys():
+        raise UsageError(f"--chains: {model} has no module {min(missing)!r}.")
     job = Job(model, data, loss, paths, device) if data else None
     reports, rows = rows_to_try(built, paths, names, job.inputs if job else ())
     # For engines that cannot be attached, print only the problems: their chains would hide the answer.
