@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -54,8 +55,12 @@ def results(path: Path, of: str) -> list[Line]:
 
 
 def whole_lines(path: Path) -> list[Line]:
-    """Return the lines of a file of JSON objects, without an incomplete last one; none if there is no file."""
-    return [json.loads(line) for line in path.open(encoding="utf-8") if line.endswith("\n")] if path.exists() else []
+    """Return the lines of a file of JSON objects, without those that a lost process left incomplete."""
+    lines = []
+    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
+        with suppress(ValueError):
+            lines.append(json.loads(line))
+    return lines
 
 
 def _lines(path: Path, of: str) -> list[Line]:
