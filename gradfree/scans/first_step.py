@@ -34,6 +34,7 @@ class FirstStep:
         y: the step's outputs.
         problem: why the steps must run one by one, in words that follow "the step"; ``None`` if they need not.
         leaves: the leaf tensors that need a gradient and that the step takes from outside.
+        reached: the ids of those that the step's results depend on.
         inner: the other tensors that need a gradient and that it takes from outside.
         has_fused_cells: whether it calls one of :data:`~gradfree.scans.fused_cells.FORMULAS`.
         may_be_cache: whether the problem is a change outside of the step, which may have filled a cache once for all.
@@ -44,6 +45,7 @@ class FirstStep:
     y: Any
     problem: str | None
     leaves: list[Tensor]
+    reached: set[int]
     inner: list[Tensor]
     has_fused_cells: bool
     may_be_cache: bool
@@ -126,10 +128,12 @@ def run_first_step(loop: Loop, scratch: bool) -> FirstStep:
     watch.note(tree_leaves((carry, y)))
     change = Surroundings(loop.step, not scratch).change(before)
     problem = watch.problem or change
-    if before.scripted:
-        problem = "calls what TorchScript has compiled, whose graph torch.func.vmap loses"
     if problem is None and watch.was_changed():
         problem = "changes a tensor in place that it has not made itself"
+    if problem is None and before.scripted is not None:
+        problem = (
+            f"may call {before.scripted or 'a module'}, whose graph torch.func.vmap loses: TorchScript has compiled it"
+        )
     problem = problem or _shape_problem(init, carry)
     needed = [t for t in watch.outside() if t.requires_grad and id(t) not in watch.given]
     inner = [t for t in needed if not t.is_leaf]
@@ -137,10 +141,10 @@ def run_first_step(loop: Loop, scratch: bool) -> FirstStep:
     stops = {t.grad_fn for t in (*inner, *given) if t.grad_fn is not None}
     known = {id(t) for t in given}
     # Includes what a function of torch.autograd.Function takes, which no mode sees.
-    leaves = {id(leaf): leaf for leaf in walk(made, stops).leaves if id(leaf) not in known}
-    leaves |= {id(t): t for t in needed if t.is_leaf}
+    reached = {id(leaf): leaf for leaf in walk(made, stops).leaves if id(leaf) not in known}
+    leaves = reached | {id(t): t for t in needed if t.is_leaf}
     may_be_cache = change is not None and problem is change
-    return FirstStep(carry, y, problem, list(leaves.values()), inner, watch.has_fused_cells, may_be_cache)
+    return FirstStep(carry, y, problem, list(leaves.values()), set(reached), inner, watch.has_fused_cells, may_be_cache)
 
 
 def _shape_problem(init: Any, carry: Any) -> str | None:

@@ -14,7 +14,7 @@ from torch.autograd.function import FunctionCtx
 from torch.utils._pytree import tree_flatten, tree_leaves
 
 from gradfree.chains.solving import offer_figure
-from gradfree.convergence.outcome import StoppingRule, coarsest_dtype
+from gradfree.convergence.outcome import coarsest_dtype
 from gradfree.errors import CHANGED_IN_PLACE, STEP_CHANGED, ChainError
 from gradfree.loops.compiled import compiling, run_compiled
 from gradfree.loops.recurrence import Loop, LoopMemory, Structure, builder
@@ -210,10 +210,7 @@ class _Call:
             found, this.outcome = solver.solve(this.plan.stopping)
             settled = this.outcome.settled
             if not settled and segments.cut.steps > 1:
-                # As many sweeps as there are borders are exact, unless a number is not finite.
-                rule = StoppingRule(this.plan.stopping.tolerance, segments.cut.count)
-                found, outcome = solver.solve(rule)
-                settled = outcome.settled
+                found, settled = solver.solve_in_order(), True
         except torch.OutOfMemoryError:
             raise
         except RuntimeError as error:
@@ -245,7 +242,8 @@ class _Call:
         live = [(o, e) for o, e in zip(outputs, cotangents, strict=True) if o.requires_grad and e is not None]
         targets = [*(init[n] for n in segments.carry.at), *(xs[n] for n in segments.x_at), *first.leaves, *others]
         wanted = [t for t in targets if t.requires_grad]
-        if {id(leaf) for leaf in walk(o for o, _ in live).leaves} - {id(t) for t in wanted}:
+        reached = {id(leaf) for leaf in walk(o for o, _ in live).leaves}
+        if reached - {id(t) for t in wanted} and first.reached - reached:
             raise STEP_CHANGED.error(name=loop.name, what="takes other tensors in the backward pass")
         with without_hooks(first.leaves):
             found = torch.autograd.grad([o for o, _ in live], wanted, [e for _, e in live], allow_unused=True)

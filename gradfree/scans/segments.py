@@ -15,7 +15,7 @@ from gradfree.loops.compiled import Compiler, run_chunk_of_segments
 from gradfree.loops.recurrence import LeafStep, Loop, Structure, leaf_step
 from gradfree.scans.first_step import FirstStep, Replacing
 from gradfree.scans.layout import Cut
-from gradfree.segments.multiple_shooting import SweepResult, solve_borders
+from gradfree.segments.multiple_shooting import SweepResult, solve_borders, sweep_in_order
 from gradfree.torchside.hooks import without_hooks
 
 
@@ -211,6 +211,10 @@ class LoopSegmentsBackward:
 
     def _solve(self, stopping: StoppingRule) -> tuple[Any, Outcome]:
         return solve_borders(self.run, self.guess(), stopping, reverse=True)
+
+    def solve_in_order(self) -> Any:
+        """Return what :meth:`solve` does, from as many sweeps as make it exact; there must be a live part."""
+        return sweep_in_order(self.run, list(map(numbers, self._entering([None] * len(self.live)))), reverse=True)
 
     def guess(self) -> list[Tensor]:
         """Return the first guess of entering cotangents: a burn-in from zero through the steps after each border."""

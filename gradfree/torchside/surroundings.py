@@ -35,12 +35,12 @@ class Surroundings:
         draws: whether random numbers of Python and NumPy count.
 
     Attributes:
-        scripted: whether it calls a function or module that TorchScript has compiled.
+        scripted: the name of a function or module of TorchScript that it may call; ``None``: none was found.
     """
 
     def __init__(self, step: Any, buffers: bool = True, draws: bool = True):
         self.found: list[tuple[str, Any]] = []
-        self.scripted = False
+        self.scripted: str | None = None
         self._seen: set[int] = set()
         self._buffers = buffers
         self._visit("", step, _DEPTH)
@@ -68,8 +68,8 @@ class Surroundings:
         self._seen.add(id(owner))
         if isinstance(owner, Tensor):
             self._keep(f"the tensor {name}", version(owner), _place(owner))
-        elif isinstance(owner, torch.jit.ScriptFunction):
-            self.scripted = True
+        elif isinstance(owner, (torch.jit.ScriptFunction, torch.ScriptMethod)):
+            self.scripted = name
         elif isinstance(owner, partial):
             for inner in (owner.func, owner.args, owner.keywords):
                 self._visit(name, inner, depth)
@@ -85,7 +85,7 @@ class Surroundings:
         elif isinstance(owner, nn.Module):
             for path, module in owner.named_modules(prefix=name):
                 if isinstance(module, torch.jit.ScriptModule):
-                    self.scripted = True
+                    self.scripted = path
                     continue
                 self._visit_attributes(path, module, depth)
                 self._visit(path, type(module).forward, depth)

@@ -228,11 +228,11 @@ def test_a_step_of_torchscript_runs_step_by_step(at_once):
     assert off_by(*(torch.autograd.grad(y.square().sum(), weight) for y in found)) < 1e-10
 
 
-def through_two_cells(scan):
+def through_two_cells(scan, units=H):
     """Each step function means the cell of the last one after the calls, as closures in a loop do."""
     torch.manual_seed(0)
-    out = torch.cat([torch.zeros(T - 12, B, H), torch.randn(12, B, H)])
-    cells = [nn.Linear(H, H, bias=False) for _ in range(2)]
+    out = x = torch.cat([torch.zeros(T - 12, B, units), torch.randn(12, B, units)]).requires_grad_()
+    cells = [nn.Linear(units, units, bias=False) for _ in range(2)]
     cells[1].load_state_dict(cells[0].state_dict())
     for cell in cells:
 
@@ -240,25 +240,38 @@ def through_two_cells(scan):
             h = 0.9999 * h + cell(x)  # noqa: B023
             return h, h
 
-        _, out = scan(step, torch.zeros(B, H), out)
-    return out, [cell.weight for cell in cells]
+        _, out = scan(step, torch.zeros(B, units), out)
+    return out, [x, *(cell.weight for cell in cells)]
 
 
 @pytest.mark.filterwarnings("ignore:.*runs sequentially")
-def test_a_backward_pass_that_does_not_settle_takes_the_tensors_of_the_forward_pass():
-    engine = create_engine("shooting", segments=5, max_sweeps=1, tolerance=1e-14)
-    found = []
+@pytest.mark.parametrize(("units", "size"), [(H, 1.0), (H + 1, torch.inf)])
+def test_a_backward_pass_that_does_not_settle_takes_the_tensors_of_the_forward_pass(units, size):
+    """With other units nothing is known of the first case."""
+    engine, found = create_engine("shooting", segments=5, max_sweeps=1, tolerance=1e-14), []
     for run in (partial(gradfree.scan, engine=engine), loop):
-        out, weights = through_two_cells(run)
-        found.append(torch.autograd.grad(out.square().mean(), weights))
-    assert off_by(*found) < 1e-10
+        out, leaves = through_two_cells(run, units)
+        e = torch.ones_like(out)
+        e[T // 2] = size
+        found.append(torch.autograd.grad(out, leaves, e))
+    torch.testing.assert_close(*found, rtol=1e-10, atol=1e-10, equal_nan=True)
 
 
 @pytest.mark.filterwarnings("ignore:.*runs sequentially")
 def test_a_step_that_would_take_other_tensors_when_it_runs_again_is_refused():
-    out, weights = through_two_cells(partial(gradfree.scan, engine=ENGINES["newton"]))
+    out, leaves = through_two_cells(partial(gradfree.scan, engine=ENGINES["newton"]))
     with pytest.raises(ChainError, match="takes other tensors in the backward pass"):
-        torch.autograd.grad(out, weights, torch.full_like(out, torch.inf))
+        torch.autograd.grad(out, leaves, torch.full_like(out, torch.inf))
+
+
+@pytest.mark.filterwarnings("ignore:.*runs sequentially")
+def test_weights_may_be_unfrozen_before_an_overflow_in_the_backward_pass(at_once):
+    program = Program()
+    weight = program.cell.weight_hh.requires_grad_(False)
+    _, y = program.run(at_once)
+    weight.requires_grad_()
+    (found,) = torch.autograd.grad(y, program.x, torch.full_like(y, torch.inf))
+    assert not found.isfinite().any()
 
 
 class Settings:
