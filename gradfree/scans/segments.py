@@ -15,7 +15,7 @@ from gradfree.loops.compiled import Compiler, run_chunk_of_segments
 from gradfree.loops.recurrence import LeafStep, Loop, Structure, leaf_step
 from gradfree.scans.first_step import FirstStep, Replacing
 from gradfree.scans.layout import Cut
-from gradfree.segments.multiple_shooting import SweepResult, solve_borders, sweep_in_order
+from gradfree.segments.multiple_shooting import SweepResult, solve_borders
 from gradfree.torchside.hooks import without_hooks
 
 
@@ -213,8 +213,11 @@ class LoopSegmentsBackward:
         return solve_borders(self.run, self.guess(), stopping, reverse=True)
 
     def solve_in_order(self) -> Any:
-        """Return what :meth:`solve` does, from as many sweeps as make it exact; there must be a live part."""
-        return sweep_in_order(self.run, list(map(numbers, self._entering([None] * len(self.live)))), reverse=True)
+        """Return what :meth:`solve` does, by as many sweeps as there are borders: exact for infinite numbers, too."""
+        entering = self._entering([None] * len(self.live))
+        for _ in range(self.cut.count - 1):
+            entering = self._entering(self._to_starts(*self._roots(entering)))
+        return self.run(list(map(numbers, entering))).result
 
     def guess(self) -> list[Tensor]:
         """Return the first guess of entering cotangents: a burn-in from zero through the steps after each border."""

@@ -72,19 +72,3 @@ def solve_borders(
         for start, jump in zip(entering, jumps, strict=True):
             start[here] += jump
         outcome.sweeps += 1
-
-
-def sweep_in_order(
-    run: Callable[[Sequence[Tensor]], SweepResult], entering: Sequence[Tensor], reverse: bool = False
-) -> Any:
-    """Return the result of as many sweeps as there are borders, exact for all numbers, be they infinite.
-
-    The arguments are those of :func:`solve_borders`.
-    """
-    here, there = (slice(None, -1), slice(1, None)) if reverse else (slice(1, None), slice(None, -1))
-    for _ in range(len(entering[0]) - 1):
-        leaving = run(entering).leaving
-        entering = [start.clone() for start in entering]
-        for start, end in zip(entering, leaving, strict=True):
-            start[here] = end[there]
-    return run(entering).result
