@@ -9,6 +9,7 @@ import torch
 from report_records import section_of
 
 from gradfree.benchmarks.records.records import attempt
+from gradfree.benchmarks.timing import allocations
 from gradfree.benchmarks.timing.side_by_side import MIB
 from gradfree.benchmarks.timing.timed import Timings, timed
 
@@ -77,3 +78,30 @@ def test_the_peak_of_a_process_grows_by_what_its_row_fills():
     section = section_of(part, {case.id: record})
     assert section.head[-1] == "process peak (MiB)"
     assert [row[-1].text for row in section.rows] == [*(f"{peak:.0f}" for peak in (most, low, high)), "–"]
+
+
+class Lost:
+    """What the profiler has seen, without its events."""
+
+    def events(self):
+        return []
+
+
+@pytest.mark.parametrize("losses", [0, 2, 3])
+def test_memory_is_measured_again_where_the_profiler_loses_its_events(losses, monkeypatch):
+    stop, runs = allocations._disable_profiler, []
+
+    def work():
+        runs.append(1)
+        return torch.empty(1000, dtype=torch.uint8)
+
+    def lossy():
+        found = stop()
+        return Lost() if len(runs) <= losses else found
+
+    monkeypatch.setattr(allocations, "_disable_profiler", lossy)
+    if losses == 3:
+        with pytest.raises(RuntimeError, match="measure again"):
+            allocations.peak_memory(work, "cpu")
+    else:
+        assert allocations.peak_memory(work, "cpu") == 1000
