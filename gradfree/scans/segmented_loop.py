@@ -243,6 +243,7 @@ class _Call:
         targets = [*(init[n] for n in segments.carry.at), *(xs[n] for n in segments.x_at), *first.leaves, *others]
         wanted = [t for t in targets if t.requires_grad]
         reached = {id(leaf) for leaf in walk(o for o, _ in live).leaves}
+        # More tensors alone may be weights that have been unfrozen since.
         if reached - {id(t) for t in wanted} and first.reached - reached:
             raise STEP_CHANGED.error(name=loop.name, what="takes other tensors in the backward pass")
         with without_hooks(first.leaves):

@@ -214,9 +214,7 @@ class LoopSegmentsBackward:
 
     def solve_in_order(self) -> Any:
         """Return what :meth:`solve` does, by as many sweeps as there are borders: exact for infinite numbers, too."""
-        entering = self._entering([None] * len(self.live))
-        for _ in range(self.cut.count - 1):
-            entering = self._entering(self._to_starts(*self._roots(entering)))
+        entering = self._swept(self._entering([None] * len(self.live)), self.cut.count - 1)
         return self.run(list(map(numbers, entering))).result
 
     def guess(self) -> list[Tensor]:
@@ -225,9 +223,13 @@ class LoopSegmentsBackward:
         found = self._entering([None] * len(self.live))
         if part:
             found = self._entering(self._to_starts(*self._of_outputs(part)))
-        for _ in range(full):
-            found = self._entering(self._to_starts(*self._roots(found)))
-        return list(map(numbers, found))
+        return list(map(numbers, self._swept(found, full)))
+
+    def _swept(self, entering: list[Tensor], sweeps: int) -> list[Tensor]:
+        """Return the entering cotangents after sweeps through whole segments."""
+        for _ in range(sweeps):
+            entering = self._entering(self._to_starts(*self._roots(entering)))
+        return entering
 
     def _to_starts(self, roots: list[Tensor], given: list[Tensor]) -> Sequence[Tensor | None]:
         """Return the cotangents at the starts; autograd only visits what leads there."""
