@@ -27,6 +27,7 @@ from gradfree.benchmarks.tasks.imported import Imported
 from gradfree.chains.report import Report
 from gradfree.cli import UsageError
 from gradfree.registry import engine_class
+from gradfree.wording import did_you_mean
 
 _ENGINES, _COMPILING = 0.7, 0.9
 """Shares of the budget after which engines, and the compiled model, are not timed; the rest is for the report."""
@@ -58,8 +59,10 @@ def run(
         with suppress(UsageError):  # There may be none beside the model.
             data = Imported.find(f"{model.partition(':')[0]}:loader").name
     built = Imported.find(model).build()
-    if missing := {*(paths or ())} - dict(built.named_modules(remove_duplicate=False)).keys():
-        raise UsageError(f"--chains: {model} has no module {min(missing)!r}.")
+    modules = dict(built.named_modules(remove_duplicate=False))
+    for path in paths or ():
+        if path not in modules:
+            raise UsageError(f"--chains: {model} has no module {path!r}.{did_you_mean(path, modules)}")
     job = Job(model, data, loss, paths, device) if data else None
     reports, rows = rows_to_try(built, paths, names, job.inputs if job else ())
     # For engines that cannot be attached, print only the problems: their chains would hide the answer.

@@ -59,7 +59,10 @@ def test_the_answer_comes_first_and_verbose_lists_every_engine(capsys, tmp_path,
             f"user_module:build_tuple cannot be trained on {DATA}: TypeError: there is no default loss for outputs "
             "that are a tuple and a target that is a Tensor: give one, --loss module:function.",
         ),
-        (["user_module:build", "--chains", "blokcs"], "user_module:build has no module 'blokcs'"),
+        (
+            ["user_module:build", "--chains", "blokcs"],
+            "user_module:build has no module 'blokcs'. Did you mean 'blocks'?",
+        ),
     ],
 )
 def test_unusable_arguments_are_a_one_line_error(args, message, capsys, monkeypatch):
