@@ -59,7 +59,10 @@ class Loop:
         found = self.step(carry, x)
         if not isinstance(found, tuple | list) or len(found) != 2:
             what = f"{len(found)} values" if isinstance(found, tuple | list) else f"a {type(found).__name__}"
-            raise TypeError(f"{self.name}: the step must return two values, the next carry and y, not {what}.")
+            raise TypeError(
+                f"{self.name}: the step must return two values, the next carry and y, not {what}. Several tensors of "
+                "either go in a tuple, list or dict; a step without outputs returns None as y."
+            )
         return found
 
     def run(self, inputs: Iterable[Any] | None = None, carry: Any = None, outputs: Sequence[Any] = ()) -> Any:

@@ -54,7 +54,8 @@ def scan(
 
     Raises:
         TypeError: ``xs`` or y has leaves that are neither tensors nor ``None``; the step does not return a pair.
-        ValueError: there is no step, or the sequences differ in length; an engine that needs recorded chains.
+        ValueError: there is no step, the sequences differ in length, or a tensor has no dimension ``dim``; an engine
+            that needs recorded chains.
         ChainError: second derivatives of a call that ran in segments; a step that cannot be compiled.
     """
     solver = resolve_engine(engine, {})
@@ -81,6 +82,11 @@ def _by_step(x: Any, dim: int) -> Tensor:
     if not isinstance(x, Tensor):
         raise TypeError(
             f"scan: xs must be tensors, or tuples, lists or dicts of tensors and None, not {type(x).__name__}."
+        )
+    if not -x.dim() <= dim < x.dim():
+        raise ValueError(
+            f"scan: a tensor of xs has shape {tuple(x.shape)}, and no dim {dim} for time. Each must have all steps "
+            "along it; hand what is the same at every step to the step from outside."
         )
     return x.movedim(dim, 0) if dim else x
 
