@@ -148,7 +148,7 @@ def jax_cell_pass(case: Timing) -> JaxPass:
     kind="cell",
     subject="sequences",
     metric=PASSES,
-    rounds=3,
+    rounds=7,
     runs=1,
     names={"sequences": "setting"},
     across="row",
