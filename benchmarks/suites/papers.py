@@ -103,6 +103,6 @@ _MNIST = ConstantSGDTask(
 _RELU = replace(_MNIST, name="foton_mnist_small_relu", options={**_MNIST.options, "activation": "relu"})
 
 FOTON_DEPTH_SMALL: Suite = tuple(
-    DepthSweep(task, ROWS, (0.01, 0.03, 0.1, 0.3, 1.0, 3.0), depths={depth: {"depth": depth} for depth in depths})
+    DepthSweep(task, ROWS, (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0), depths={depth: {"depth": depth} for depth in depths})
     for task, depths in ((_MNIST, (2, 10, 50)), (_RELU, (2, 10)))
 )
