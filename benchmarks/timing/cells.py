@@ -148,7 +148,7 @@ def jax_cell_pass(case: Timing) -> JaxPass:
     kind="cell",
     subject="sequences",
     metric=PASSES,
-    rounds=7,
+    rounds=3,
     runs=1,
     names={"sequences": "setting"},
     across="row",
