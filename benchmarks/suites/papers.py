@@ -101,7 +101,7 @@ _MNIST = ConstantSGDTask(
     momentum=0.0,
 )
 _RELU = replace(_MNIST, name="foton_mnist_small_relu", options={**_MNIST.options, "activation": "relu"})
-# PEPITA's best ones are up to a hundred times the others'.
+# PEPITA's best rates are up to a hundred times those of the other rows.
 _RATES = (0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0)
 
 FOTON_DEPTH_SMALL: Suite = tuple(
