@@ -268,7 +268,8 @@ class Solver(ABC):
             call: a :class:`~gradfree.time.forward.LayerCall`, which describes the call before it runs.
 
         Returns:
-            Functions to call in the backward pass if torch runs the call; ``None`` if the engine solves it.
+            Functions to call in the backward pass if torch runs the call; ``None`` if the engine solves it. Where there
+            are none to call, the next call of the same sizes is left to torch without asking.
         """
         return None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -20,23 +21,28 @@ class Packing:
         valid: mask of the steps that are not padding, (T, B, 1).
         rows: flat positions of the packed rows, (N,).
         last: flat position of each sequence's last step, (B,).
-        mirror: for each packed row, the row of the same sequence when it runs backwards, (N,).
     """
 
     def __init__(self, batch_sizes: Tensor, device: torch.device):
         self.batch_sizes = batch_sizes
         steps, batch = len(batch_sizes), int(batch_sizes[0])
         # On the CPU, as the sizes are, regardless of torch.set_default_device.
-        samples, step = (torch.arange(n, device=batch_sizes.device) for n in (batch, steps))
+        samples = torch.arange(batch, device=batch_sizes.device)
         valid = samples < batch_sizes.unsqueeze(1)
-        lengths = valid.sum(0)
-        number = valid.cumsum(1) - 1 + (batch_sizes.cumsum(0) - batch_sizes).unsqueeze(1)
-        mirrored = (lengths - 1 - step.unsqueeze(1)).clamp(min=0)
+        self._device, self._lengths = device, valid.sum(0)
         self.shape = (steps, batch)
         self.valid = to_device(valid.unsqueeze(-1), device)
         self.rows = to_device(valid.flatten().nonzero().squeeze(1), device)
-        self.last = to_device((lengths - 1) * batch + samples, device)
-        self.mirror = to_device(number.gather(0, mirrored)[valid], device)
+        self.last = to_device((self._lengths - 1) * batch + samples, device)
+
+    @cached_property
+    def mirror(self) -> Tensor:
+        """For each packed row, the row of the same sequence when it runs backwards, (N,)."""
+        sizes = self.batch_sizes
+        samples, steps = (torch.arange(n, device=sizes.device) for n in reversed(self.shape))
+        starts = sizes.cumsum(0) - sizes
+        mirrored = starts[(self._lengths - 1 - steps.unsqueeze(1)).clamp(min=0)] + samples
+        return to_device(mirrored[samples < sizes.unsqueeze(1)], self._device)
 
     def pad(self, data: Tensor) -> Tensor:
         """Return packed rows (N, ·) as (T, B, ·), padded with zeros."""

@@ -112,7 +112,7 @@ class RecurrentRecorder:
         self.single_steps = SingleStepWarning(attachment.path)
         self._torch_class = torch_layer_class(type(module))
         self._has_recorded = self._has_warned = False
-        self._left: tuple[torch.Size, torch.dtype] | None = None
+        self._left: tuple[Any, ...] | None = None
         paths = (chain_paths(attachment.path, n, 1 + module.bidirectional) for n in range(module.num_layers))
         self._layers = [FusedLayer(attachment, n, module.mode, own) for n, own in enumerate(paths)]
 
@@ -143,22 +143,22 @@ class RecurrentRecorder:
         """Return the same as torch's own ``forward``, with the layers recorded for the engine."""
         at, trains = self.attachment, torch.is_grad_enabled()
         if self.module.proj_size:
-            out, final = self._run_torch(input, hx)
-            self._after_torch((out.data if isinstance(out, PackedSequence) else out, *final), [])
-            return out, final
+            return self._leave(input, hx, [])
         takes = self._takes(input)
         if not trains and takes and not self._evaluates(input):
             return self._run_torch(input, hx)
         refuse_transforms(at.path or "the layer")
+        # Comparisons and surveys need the whole chain.
+        watched = at.compares or at.surveys is not None or at.deltas is not None
+        question = self._question(input)
+        if takes and not watched and question == self._left:
+            self._count(input, trains)
+            return self._leave(input, hx, [])
         if not well_formed(input, hx):
             return self._run_torch(input, hx)  # Raises torch's own error.
         given = LayerInput(self.module, input)
-        if trains:
-            self._has_recorded = True
-            self.single_steps.count(given.length)
+        self._count(input, trains)
         usual = self._layout(given)
-        # Comparisons and surveys need the whole chain.
-        watched = at.compares or at.surveys is not None or at.deltas is not None
         layout: Layout = "grid" if given.ragged and watched else usual
         calls = self._calls(given, hx) if usual == "runs" else []
         if given.ragged:
@@ -169,14 +169,10 @@ class RecurrentRecorder:
         else:
             left = [self._leave_to_torch(layer, given.length, given.like, layout) for layer in self._layers]
             if None not in left and takes:
-                out, final = self._run_torch(input, hx)
-                outs = (out.data if given.packed else out, *(final if isinstance(final, tuple) else (final,)))
                 callbacks = [each for own in left for each in own or ()]
-                if not (trains or callbacks or given.packed):
-                    # Asking again, with the same answer, takes longer than a short layer.
-                    self._left = input.shape, input.dtype
-                self._after_torch(outs, callbacks)
-                return out, final
+                if not (callbacks or given.ragged):
+                    self._left = question
+                return self._leave(input, hx, callbacks)
             packing = Packing(input.batch_sizes, given.x.device) if given.ragged else None
             run_layer = partial(self._run_decided, left, packing)
         out, finals = run_layers(self.module, run_layer, given.x, given.initial_states(hx))
@@ -190,12 +186,9 @@ class RecurrentRecorder:
         x = input.data if packed else input
         if not isinstance(x, Tensor) or x.dim() not in (2, 3) or not runs_cudnn(x.device):
             return True
-        length = 0 if packed else x.shape[int(self.module.batch_first and x.dim() == 3)]
+        length = 0 if packed else self._length(input)
         trains = self.module.training or not torch.is_grad_enabled()
         return trains and steps_a_call(length, x.device) == length
-
-    def _run_torch(self, input: Any, hx: Any) -> Any:
-        return self._torch_class.forward(self.module, input, hx)
 
     def _evaluates(self, input: Any) -> bool:
         """Return whether the engine may be faster than torch without gradients."""
@@ -203,12 +196,47 @@ class RecurrentRecorder:
         if not packed and input.dim() not in (2, 3):
             return False
         # First, as single steps are the most frequent calls.
-        along = int(self.module.batch_first and not packed and input.dim() == 3)
-        if (len(input.batch_sizes) if packed else input.shape[along]) < SHORTEST_EVALUATED:
+        if self._length(input) < SHORTEST_EVALUATED:
             return False
         if not engine.evaluates or is_traced() or transforms_active() or other_pass() is not None:
             return False
-        return packed or bool(engine.forwards and (input.shape, input.dtype) != self._left)
+        return packed or bool(engine.forwards)
+
+    def _length(self, input: Any) -> int:
+        """Return T of an input that is packed or has two or three dimensions."""
+        if isinstance(input, PackedSequence):
+            return len(input.batch_sizes)
+        return int(input.shape[int(self.module.batch_first and input.dim() == 3)])
+
+    def _question(self, input: Any) -> tuple[Any, ...]:
+        """Return what decides whether a call is left to torch, unless sequences have several lengths.
+
+        Asking an engine again, with the same answer, takes a large part of a short layer's time.
+        """
+        packed = isinstance(input, PackedSequence)
+        x = input.data if packed else input
+        # If as many rows in as many steps end with the same number of rows, no step has another one.
+        sizes = (len(input.batch_sizes), int(input.batch_sizes[-1])) if packed else None
+        kind, simulated = x.device.type, is_simulated(x)
+        autocast = not simulated and torch.is_autocast_enabled(kind) and torch.get_autocast_dtype(kind)
+        shape = sizes, x.shape, x.dtype, x.device, simulated
+        return *shape, autocast, torch.is_grad_enabled(), self.attachment.engine
+
+    def _count(self, input: Any, trains: bool) -> None:
+        """Count a call with gradients."""
+        if trains:
+            self._has_recorded = True
+            self.single_steps.count(self._length(input))
+
+    def _run_torch(self, input: Any, hx: Any) -> Any:
+        return self._torch_class.forward(self.module, input, hx)
+
+    def _leave(self, input: Any, hx: Any, callbacks: Sequence[Callable[[], None]]) -> Any:
+        """Run the whole module by torch, and ``callbacks`` in its backward pass."""
+        out, final = self._run_torch(input, hx)
+        finals = final if isinstance(final, tuple) else (final,)
+        self._after_torch((out.data if isinstance(out, PackedSequence) else out, *finals), callbacks)
+        return out, final
 
     def _layout(self, given: LayerInput) -> Layout:
         at, module = self.attachment, self.module

@@ -114,6 +114,36 @@ def test_wide_batches_of_a_gru_under_autocast_are_left_to_torch(solved):
     assert solved == [20]
 
 
+def test_a_call_left_to_torch_says_nothing_of_other_calls_of_the_same_shape(solved):
+    layer, x = nn.GRU(3, 128).float(), torch.randn(20, 32, 3, dtype=torch.float32, requires_grad=True)
+    expected = everything(layer, x)
+    with gradfree.create_engine("shooting").attach(layer):
+        for left in (torch.autocast("cpu", torch.bfloat16), FakeTensorMode(allow_non_fake_inputs=True)):
+            with left:
+                layer(torch.randn(20, 32, 3, dtype=torch.float32))
+            assert not solved
+            assert off_by(everything(layer, x), expected) < 1e-5
+            assert solved == [20]
+            solved.clear()
+
+
+@pytest.mark.filterwarnings("ignore:.*slower than torch's own kernel")
+@pytest.mark.parametrize("now", ["with gradients", "watched", "by another engine"])
+def test_a_layer_left_to_torch_is_asked_again(now, solved):
+    layer = nn.GRU(3, 8) if now == "with gradients" else nn.LSTM(3, 8).float()
+    x = torch.randn(80, 4, 3, dtype=layer.weight_hh_l0.dtype, requires_grad=True)
+    with gradfree.create_engine("shooting").attach(layer) as handle:
+        with torch.set_grad_enabled(now != "with gradients"):
+            layer(x)
+        assert not solved
+        if now == "watched":
+            gradfree.GradientWatch().start(handle)
+        elif now == "by another engine":
+            handle.attachments[""].engine = gradfree.create_engine("backprop")
+        layer(x)
+    assert solved == [80]
+
+
 @pytest.mark.parametrize("make", [lambda: nn.GRU(3, 16), lambda: gradfree.CellLayer(nn.GRUCell(3, 16))])
 def test_long_sequences_without_values_run_as_without_an_engine(make):
     """As memory estimators run a model."""

@@ -104,6 +104,27 @@ def test_comparisons_and_approximations_take_the_whole_chain():
     assert fidelity.states["l0"].relative_error < 1e-12
 
 
+def test_several_lengths_have_their_layout_after_as_many_rows_of_one_length():
+    layer = nn.LSTM(3, 16)
+    with gradfree.create_engine("shooting").attach(layer):
+        for lengths, expected in (((8, 8, 8), set()), ((8, 8, 4, 4), {"packed as a whole"})):
+            with gradfree.engine_figures() as figures:
+                layer(packed(*lengths))
+            assert layouts(figures) == expected
+
+
+def test_several_lengths_are_asked_for_their_layout_each_time():
+    layer, given = nn.LSTM(3, 16), packed(8, 8, 4)
+    with gradfree.create_engine("shooting").attach(layer):
+        for layout, expected in (("whole", "packed as a whole"), ("runs", "packed in runs")):
+            with (
+                patch("gradfree.time.torch_layer_site.packed_layout", lambda *_, now=layout, **__: now),
+                gradfree.engine_figures() as figures,
+            ):
+                layer(given)
+            assert layouts(figures) == {expected}
+
+
 def test_segments_that_are_asked_for_are_not_left_to_torch():
     layer, given = nn.LSTM(3, 16), packed(*range(1, 14))
     expected = everything(layer, given)
