@@ -13,19 +13,28 @@ from torch import Tensor, nn
 import gradfree
 
 LINE = "gradfree.scan(lambda h, x: layer.rnn_cell(x, h, 1.0)[::-1], h, x)"
+COMPILED = LINE.replace("h, x)", "h, x, compile=True)")
+LONG = {"kind": CfC, "units": 64, "batch": 1, "length": 2048}
+BATCH = {"kind": CfC, "units": 64, "batch": 16, "length": 512}
+LIQUID = {"kind": LTC, "units": 32, "batch": 1, "length": 512}
 CASES = (
-    Case("CfC, 64 units, one sequence of 2048 steps", LINE, 60, {"kind": CfC, "units": 64, "batch": 1, "length": 2048}),
-    Case("CfC, 64 units, 16 sequences of 512 steps", LINE, 60, {"kind": CfC, "units": 64, "batch": 16, "length": 512}),
-    Case("LTC, 32 units, one sequence of 512 steps", LINE, 40, {"kind": LTC, "units": 32, "batch": 1, "length": 512}),
+    Case("CfC, 64 units, one sequence of 2048 steps", LINE, 60, LONG),
+    Case("CfC, 64 units, 16 sequences of 512 steps", LINE, 60, BATCH),
+    Case("LTC, 32 units, one sequence of 512 steps", LINE, 40, LIQUID),
+    Case("CfC, 64 units, one sequence of 2048 steps, after compilation", COMPILED, 60, {**LONG, "compile": True}),
+    Case("CfC, 64 units, 16 sequences of 512 steps, after compilation", COMPILED, 60, {**BATCH, "compile": True}),
+    Case("LTC, 32 units, one sequence of 512 steps, after compilation", COMPILED, 40, {**LIQUID, "compile": True}),
 )
+_TRIED = 40
+"""Passes in which the ways to run have been compiled and timed."""
 
 
-def outputs(layer: Any, x: Tensor, with_line: bool) -> Tensor:
+def outputs(layer: Any, x: Tensor, with_line: bool, compile: bool) -> Tensor:
     """Return the outputs of all steps, (T, B, H), by the layer's own loop or by ``scan``."""
     if not with_line:
         return layer(x)[0]
     start = x.new_zeros(x.shape[1], layer.state_size)
-    return gradfree.scan(lambda h, x: layer.rnn_cell(x, h, 1.0)[::-1], start, x)[1]
+    return gradfree.scan(lambda h, x: layer.rnn_cell(x, h, 1.0)[::-1], start, x, compile=compile)[1]
 
 
 def train(layer: nn.Module, run: Callable[[Tensor], Tensor], batches: Tensor, rate: float) -> None:
@@ -39,11 +48,16 @@ def train(layer: nn.Module, run: Callable[[Tensor], Tensor], batches: Tensor, ra
         optimizer.step()
 
 
-def prepare(with_line: bool, steps: int, kind: Any, units: int, batch: int, length: int) -> Training:
+def prepare(
+    with_line: bool, steps: int, kind: Any, units: int, batch: int, length: int, compile: bool = False
+) -> Training:
     """Return a function that trains on noise."""
     layer = kind(8, units, batch_first=False)
     batches = torch.randn(steps, length, batch, 8)
-    return lambda: train(layer, lambda x: outputs(layer, x, with_line).mean(-1, keepdim=True), batches, 1e-3)
+    for _ in range(_TRIED if with_line and compile else 0):
+        outputs(layer, batches[0], with_line, compile).sum().backward()
+    layer.zero_grad(set_to_none=True)
+    return lambda: train(layer, lambda x: outputs(layer, x, with_line, compile).mean(-1, keepdim=True), batches, 1e-3)
 
 
 if __name__ == "__main__":
