@@ -18,7 +18,7 @@ from gradfree.benchmarks.timing.timed import Timing, timed
 from gradfree.scans.scan import scan
 
 _INPUTS = 32
-_CHOICE = 30
+_CHOICE = 36
 """In how many passes ``scan`` finds its fastest way: three for each that it tries, of which some take longer."""
 
 

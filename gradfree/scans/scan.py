@@ -49,7 +49,7 @@ def scan(
         reverse: whether to run from the last step to the first; y are in the order of ``xs`` then, too.
         engine: ``"shooting"``; ``"newton"``; ``"auto"``, the faster of them; ``"backprop"``, the plain loop; or an
             engine object such as ``create_engine("shooting", segments=16)``.
-        compile: whether to compile chunks of eight steps by ``torch.compile``, which takes 15 to 30 seconds a shape;
+        compile: whether to compile chunks of eight steps by ``torch.compile``, which takes 15 to 60 seconds a shape;
             the step must compile as a whole, without graph breaks.
 
     Raises:

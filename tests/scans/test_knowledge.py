@@ -9,9 +9,9 @@ from gradfree.scans.knowledge import PLAIN, Contest, Way, by_newton
 NEWTON = by_newton(1000)
 
 
-def calls(seconds, first=NEWTON, count=20):
+def calls(seconds, first=NEWTON, count=20, compiled=None):
     """Return how ``count`` calls ran, by the ``seconds`` of a pass in each way."""
-    contest, ways = Contest([first], None), []
+    contest, ways = Contest([first], compiled), []
     for _ in range(count):
         way, is_timed = contest.next(125)
         ways.append(way)
@@ -38,6 +38,18 @@ def test_numbers_of_segments_climb_to_the_fastest():
     turns = [(way.segments, len(list(own))) for way, own in itertools.groupby(ways)]
     assert turns[:5] == [(8, 3), (1, 3), (4, 3), (16, 3), (32, 3)]
     assert ways[-1].segments == 64
+
+
+@pytest.mark.parametrize("best", [Way(64, True), Way(32, True), Way(1, True)])
+def test_half_of_the_fastest_number_of_segments_may_be_faster_compiled(best):
+    """The plain loop may be, too. Compiled chunks of eight steps must fill the segments."""
+
+    def seconds(way):
+        return 0.5 if way == best else 0.8 if way.is_compiled else abs(way.segments - 64) + 1.0
+
+    ways = calls(seconds, Way(64), count=30, compiled=1024)
+    assert list(dict.fromkeys(way for way in ways if way.is_compiled)) == [Way(64, True), Way(32, True), Way(1, True)]
+    assert ways[-1] == best
 
 
 def test_the_time_of_compiling_does_not_count():
