@@ -26,6 +26,8 @@ _HOPELESS = 3.0
 """If the first call of a turn takes this many times as long as another way, the turn ends."""
 _FIRST_WAIT, _LONGEST_WAIT = 256, 8192
 """After how many calls the fastest numbers are timed again, at first and at most."""
+_LONGER = 1.25
+"""With a burn-in that is longer by this factor than that at the last choice, the fastest numbers are timed again."""
 _GAIN = 0.97
 """A cut that takes more of the plain loop's time than this is not taken."""
 
@@ -106,15 +108,16 @@ class Knowledge:
         """Return the memory of the passes through states such as ``like`` (rows, units)."""
         return self._memories.setdefault(like.shape[1], {}) if self._memory is None else self._memory
 
-    def stopwatch(self, this: ScanPass, cuts: bool, newton: bool, fixed: Way | None) -> Stopwatch:
+    def stopwatch(self, passes: Sequence[ScanPass], cuts: bool, newton: bool, fixed: Way | None) -> Stopwatch:
         """Return how this call runs, and what times it.
 
         Args:
-            this: the forward pass in segments; its sizes are those of the call.
+            passes: both passes in segments; their sizes are those of the call.
             cuts: whether it may run in segments.
             newton: whether it may run by Newton's method.
             fixed: how the user asks it to run; ``None``: as is fastest.
         """
+        this = passes[0]
         like, length, compiles = this.like, this.length, self._compiler is not None
         if fixed is not None or not (cuts or newton) or length < SHORTEST_SCAN:
             way = PLAIN if fixed is None else fixed
@@ -126,7 +129,8 @@ class Knowledge:
             self._contests[key] = Contest(candidates, length if compiles else None)
         contest = self._contests[key]
         # Not in a checkpoint, whose second run must be as the first one.
-        way, is_timed = (contest.fastest, False) if saves_elsewhere() else contest.next(length // 8)
+        burn = max(each.burn for each in passes)
+        way, is_timed = (contest.fastest, False) if saves_elsewhere() else contest.next(length // 8, burn)
         return Stopwatch(way, contest if is_timed else None, like.device)
 
     def compiler(self, way: Way) -> Compiler | None:
@@ -161,7 +165,8 @@ class Contest:
 
     Newton's method is kept if it is faster than the plain loop. Otherwise it climbs from a first estimate of the number
     of segments by factors of two. Then the fastest way, half as many segments, and the plain loop are compiled, if that
-    is wanted. The fastest is timed against the plain loop again from time to time.
+    is wanted. All of this is done again from time to time, and when weights have changed so much that segments need a
+    longer burn-in.
 
     Attributes:
         fastest: the fastest way so far.
@@ -176,24 +181,38 @@ class Contest:
         self._candidates, self._compiled = candidates, compiled
         self._queue, self._calls = [candidates[0], PLAIN], 0
         self._wait = self._left = _FIRST_WAIT
+        self._burn = 0
         self._marks: dict[tuple[Way, str], list[tuple[Any, Any]]] = {}
 
-    def next(self, most: int) -> tuple[Way, bool]:
-        """Return how the next call runs, in up to ``most`` segments, and whether it is timed."""
+    def next(self, most: int, burn: int = 0) -> tuple[Way, bool]:
+        """Return how the next call runs, in up to ``most`` segments, and whether it is timed.
+
+        Args:
+            most: the largest number of segments.
+            burn: the number of burn-in steps that they need.
+        """
         if self._queue and (self._calls >= _TURN or self._is_hopeless(self._queue[0])):
             self._queue.pop(0)
             self._calls = 0
             self._queue = self._queue or self._after_turns(most)
+            self._burn = burn
         if self._queue:
             self._calls += 1
             return self._queue[0], True
         self._left -= 1
         if self._left <= 0:
-            self._wait = self._left = min(2 * self._wait, _LONGEST_WAIT)
-            self._queue = [self._candidates[0] if self.fastest == PLAIN else self.fastest, PLAIN]
-            for key in [key for key in self._marks if key[0] in self._queue]:
-                del self._marks[key]
+            self._wait = min(2 * self._wait, _LONGEST_WAIT)
+        if self._left <= 0 or burn > _LONGER * self._burn:
+            self._begin_again()
         return self.fastest, False
+
+    def _begin_again(self) -> None:
+        """Let the next calls be timed."""
+        self._left = self._wait
+        plain = [PLAIN._replace(is_compiled=True)] if self.fastest.is_compiled and not self.fastest.by_newton else []
+        first = self._candidates[0] if self.fastest == PLAIN else self.fastest
+        self._queue = [*dict.fromkeys([first, *plain]), PLAIN]
+        self._marks.clear()
 
     def _is_hopeless(self, way: Way) -> bool:
         """Return whether the first call of a turn took much longer than those of another way.

@@ -64,7 +64,7 @@ class SegmentedLoop:
         ]
         paused = [[each for each in both if each.is_paused] for both in self.passes]
         may_cut, may_newton = self.rule.cut is not None and not paused[0], newton is not None and not paused[1]
-        watch = self.known.stopwatch(self.passes[0][0], may_cut, may_newton, self._fixed_way())
+        watch = self.known.stopwatch(self.passes[0], may_cut, may_newton, self._fixed_way())
         self.forward, self.backward = self.passes[watch.way.by_newton]
         allowed = (may_cut, may_newton)[watch.way.by_newton]
         plan = self._plan(watch.way, newton) if allowed else None

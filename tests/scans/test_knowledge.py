@@ -9,11 +9,11 @@ from gradfree.scans.knowledge import PLAIN, Contest, Way, by_newton
 NEWTON = by_newton(1000)
 
 
-def calls(seconds, first=NEWTON, count=20, compiled=None):
+def calls(seconds, first=NEWTON, count=20, compiled=None, contest=None, burn=0):
     """Return how ``count`` calls ran, by the ``seconds`` of a pass in each way."""
-    contest, ways = Contest([first], compiled), []
+    contest, ways = contest or Contest([first], compiled), []
     for _ in range(count):
-        way, is_timed = contest.next(125)
+        way, is_timed = contest.next(125, burn)
         ways.append(way)
         if is_timed:
             for what in ("forward", "backward"):
@@ -50,6 +50,21 @@ def test_half_of_the_fastest_number_of_segments_may_be_faster_compiled(best):
     ways = calls(seconds, Way(64), count=30, compiled=1024)
     assert list(dict.fromkeys(way for way in ways if way.is_compiled)) == [Way(64, True), Way(32, True), Way(1, True)]
     assert ways[-1] == best
+
+
+@pytest.mark.parametrize(("compiled", "fastest"), [(None, PLAIN), (1024, Way(1, True))])
+def test_all_times_are_taken_again_when_segments_need_a_longer_burn_in(compiled, fastest):
+    contest = Contest([Way(64)], compiled)
+    short = calls(
+        lambda way: (abs(way.segments - 64) + 20.0) / (1 + way.is_compiled), count=40, contest=contest, burn=40
+    )
+    assert short[-1].segments == 64
+
+    def seconds(way):
+        return (400.0 if way.segments > 1 else 100.0) / (1 + way.is_compiled)
+
+    assert calls(seconds, contest=contest, burn=48)[-1] == short[-1]
+    assert calls(seconds, contest=contest, burn=80, count=30)[-1] == fastest
 
 
 def test_the_time_of_compiling_does_not_count():
