@@ -16,14 +16,12 @@ LINE = "gradfree.scan(lambda h, x: layer.rnn_cell(x, h, 1.0)[::-1], h, x)"
 COMPILED = LINE.replace("h, x)", "h, x, compile=True)")
 LONG = {"kind": CfC, "units": 64, "batch": 1, "length": 2048}
 BATCH = {"kind": CfC, "units": 64, "batch": 16, "length": 512}
-LIQUID = {"kind": LTC, "units": 32, "batch": 1, "length": 512}
 CASES = (
     Case("CfC, 64 units, one sequence of 2048 steps", LINE, 60, LONG),
     Case("CfC, 64 units, 16 sequences of 512 steps", LINE, 60, BATCH),
-    Case("LTC, 32 units, one sequence of 512 steps", LINE, 40, LIQUID),
+    Case("LTC, 32 units, one sequence of 512 steps", LINE, 40, {"kind": LTC, "units": 32, "batch": 1, "length": 512}),
     Case("CfC, 64 units, one sequence of 2048 steps, after compilation", COMPILED, 60, {**LONG, "compile": True}),
     Case("CfC, 64 units, 16 sequences of 512 steps, after compilation", COMPILED, 60, {**BATCH, "compile": True}),
-    Case("LTC, 32 units, one sequence of 512 steps, after compilation", COMPILED, 40, {**LIQUID, "compile": True}),
 )
 _TRIED = 40
 """In how many passes ``scan`` compiles and finds how it is fastest, before the training."""
