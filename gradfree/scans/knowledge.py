@@ -27,7 +27,7 @@ _HOPELESS = 3.0
 _FIRST_WAIT, _LONGEST_WAIT = 256, 8192
 """After how many calls the fastest numbers are timed again, at first and at most."""
 _LONGER = 1.25
-"""With a burn-in that is longer by this factor than that at the last choice, the fastest numbers are timed again."""
+"""With a burn-in that is longer by this factor than those at the last choice, the fastest numbers are timed again."""
 _GAIN = 0.97
 """A cut that takes more of the plain loop's time than this is not taken."""
 
@@ -195,14 +195,16 @@ class Contest:
             self._queue.pop(0)
             self._calls = 0
             self._queue = self._queue or self._after_turns(most)
-            self._burn = burn
         if self._queue:
             self._calls += 1
+            # The longest, as batches may differ: a choice is not made anew for each of them.
+            self._burn = max(self._burn, burn)
             return self._queue[0], True
         self._left -= 1
         if self._left <= 0:
             self._wait = min(2 * self._wait, _LONGEST_WAIT)
         if self._left <= 0 or burn > _LONGER * self._burn:
+            self._burn = burn
             self._begin_again()
         return self.fastest, False
 

@@ -67,6 +67,17 @@ def test_all_times_are_taken_again_when_segments_need_a_longer_burn_in(compiled,
     assert calls(seconds, contest=contest, burn=80, count=30)[-1] == fastest
 
 
+def test_batches_that_need_different_burn_ins_do_not_start_the_timing_each_time():
+    contest, timed = Contest([Way(64)], None), 0
+    for burn in [40, 80] * 100:
+        way, is_timed = contest.next(125, burn)
+        timed += is_timed
+        if is_timed:
+            for what in ("forward", "backward"):
+                contest.note(way, what, 0.0, abs(way.segments - 64) + 1.0)
+    assert timed < 20
+
+
 def test_the_time_of_compiling_does_not_count():
     contest = Contest([NEWTON], 1000)
     seen = set()
