@@ -29,20 +29,18 @@ class Packing:
         # On the CPU, as the sizes are, regardless of torch.set_default_device.
         samples = torch.arange(batch, device=batch_sizes.device)
         valid = samples < batch_sizes.unsqueeze(1)
-        self._device, self._lengths = device, valid.sum(0)
         self.shape = (steps, batch)
         self.valid = to_device(valid.unsqueeze(-1), device)
         self.rows = to_device(valid.flatten().nonzero().squeeze(1), device)
-        self.last = to_device((self._lengths - 1) * batch + samples, device)
+        self.last = to_device((valid.sum(0) - 1) * batch + samples, device)
 
     @cached_property
     def mirror(self) -> Tensor:
         """For each packed row, the row of the same sequence when it runs backwards, (N,)."""
-        sizes = self.batch_sizes
-        samples, steps = (torch.arange(n, device=sizes.device) for n in reversed(self.shape))
-        starts = sizes.cumsum(0) - sizes
-        mirrored = starts[(self._lengths - 1 - steps.unsqueeze(1)).clamp(min=0)] + samples
-        return to_device(mirrored[samples < sizes.unsqueeze(1)], self._device)
+        batch = self.shape[1]
+        steps, samples = self.rows // batch, self.rows % batch
+        starts = to_device(self.batch_sizes.cumsum(0) - self.batch_sizes, self.rows.device)
+        return starts[self.last[samples] // batch - steps] + samples
 
     def pad(self, data: Tensor) -> Tensor:
         """Return packed rows (N, ·) as (T, B, ·), padded with zeros."""
