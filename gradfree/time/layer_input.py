@@ -54,7 +54,7 @@ class LayerInput:
     @cached_property
     def length(self) -> int:
         """T."""
-        return len(self.given.batch_sizes) if self.packed else len(self.x)
+        return length_of(self.module, self.given)
 
     @cached_property
     def batch(self) -> int:
@@ -108,12 +108,24 @@ class LayerInput:
         return self.packed or self.given.dim() == 3
 
 
+def length_of(module: nn.RNNBase, given: Any) -> int:
+    """Return T of an input that is packed or has two or three dimensions."""
+    if isinstance(given, PackedSequence):
+        return len(given.batch_sizes)
+    return int(given.shape[int(module.batch_first and given.dim() == 3)])
+
+
+def tensor_of(given: Any) -> Any:
+    """Return the rows of packed sequences, or what is not packed as it is."""
+    return given.data if isinstance(given, PackedSequence) else given
+
+
 def well_formed(x: Any, hx: Any) -> bool:
     """Return whether ``x`` is packed, or has two or three dimensions (one sequence, or a batch) and ``hx`` as many.
 
     Packed sequences must be sorted, so that the batch never grows, and ``x`` floating-point.
     """
-    if not (x.data if isinstance(x, PackedSequence) else x).is_floating_point():
+    if not tensor_of(x).is_floating_point():
         return False
     if isinstance(x, PackedSequence):
         return bool((x.batch_sizes[1:] <= x.batch_sizes[:-1]).all())

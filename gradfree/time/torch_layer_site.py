@@ -25,7 +25,7 @@ from gradfree.devices.hardware import runs_cudnn, steps_a_call
 from gradfree.devices.packed_costs import Layout, in_calls, packed_layout
 from gradfree.errors import ATTACHED, ChainError
 from gradfree.time.forward import LayerCall, run, run_kernel
-from gradfree.time.layer_input import LayerInput, well_formed
+from gradfree.time.layer_input import LayerInput, length_of, tensor_of, well_formed
 from gradfree.time.layout_report import offer_layout
 from gradfree.time.packing import Packing
 from gradfree.time.runs import Run, run_backwards, run_forwards
@@ -182,11 +182,10 @@ class RecurrentRecorder:
 
     def _takes(self, input: Any) -> bool:
         """Return whether torch's own ``forward`` takes the input: cuDNN refuses long sequences, and evaluation mode."""
-        packed = isinstance(input, PackedSequence)
-        x = input.data if packed else input
+        packed, x = isinstance(input, PackedSequence), tensor_of(input)
         if not isinstance(x, Tensor) or x.dim() not in (2, 3) or not runs_cudnn(x.device):
             return True
-        length = 0 if packed else self._length(input)
+        length = 0 if packed else length_of(self.module, input)
         trains = self.module.training or not torch.is_grad_enabled()
         return trains and steps_a_call(length, x.device) == length
 
@@ -196,25 +195,18 @@ class RecurrentRecorder:
         if not packed and input.dim() not in (2, 3):
             return False
         # First, as single steps are the most frequent calls.
-        if self._length(input) < SHORTEST_EVALUATED:
+        if length_of(self.module, input) < SHORTEST_EVALUATED:
             return False
         if not engine.evaluates or is_traced() or transforms_active() or other_pass() is not None:
             return False
         return packed or bool(engine.forwards)
-
-    def _length(self, input: Any) -> int:
-        """Return T of an input that is packed or has two or three dimensions."""
-        if isinstance(input, PackedSequence):
-            return len(input.batch_sizes)
-        return int(input.shape[int(self.module.batch_first and input.dim() == 3)])
 
     def _question(self, input: Any) -> tuple[Any, ...]:
         """Return what decides whether a call is left to torch, unless sequences have several lengths.
 
         Asking an engine again, with the same answer, takes a large part of a short layer's time.
         """
-        packed = isinstance(input, PackedSequence)
-        x = input.data if packed else input
+        packed, x = isinstance(input, PackedSequence), tensor_of(input)
         # If as many rows in as many steps end with the same number of rows, no step has another one.
         sizes = (len(input.batch_sizes), int(input.batch_sizes[-1])) if packed else None
         kind, simulated = x.device.type, is_simulated(x)
@@ -226,7 +218,7 @@ class RecurrentRecorder:
         """Count a call with gradients."""
         if trains:
             self._has_recorded = True
-            self.single_steps.count(self._length(input))
+            self.single_steps.count(length_of(self.module, input))
 
     def _run_torch(self, input: Any, hx: Any) -> Any:
         return self._torch_class.forward(self.module, input, hx)
@@ -235,7 +227,7 @@ class RecurrentRecorder:
         """Run the whole module by torch, and ``callbacks`` in its backward pass."""
         out, final = self._run_torch(input, hx)
         finals = final if isinstance(final, tuple) else (final,)
-        self._after_torch((out.data if isinstance(out, PackedSequence) else out, *finals), callbacks)
+        self._after_torch((tensor_of(out), *finals), callbacks)
         return out, final
 
     def _layout(self, given: LayerInput) -> Layout:
