@@ -128,8 +128,8 @@ class Knowledge:
             candidates = [*[by_newton(length)] * newton, *[Way(count)] * cuts]
             self._contests[key] = Contest(candidates, length if compiles else None)
         contest = self._contests[key]
-        # Not in a checkpoint, whose second run must be as the first one.
         burn = max(each.burn for each in passes)
+        # Not in a checkpoint, whose second run must be as the first one.
         way, is_timed = (contest.fastest, False) if saves_elsewhere() else contest.next(length // 8, burn)
         return Stopwatch(way, contest if is_timed else None, like.device)
 
@@ -165,8 +165,8 @@ class Contest:
 
     Newton's method is kept if it is faster than the plain loop. Otherwise it climbs from a first estimate of the number
     of segments by factors of two. Then the fastest way, half as many segments, and the plain loop are compiled, if that
-    is wanted. All of this is done again from time to time, and when weights have changed so much that segments need a
-    longer burn-in.
+    is wanted. From time to time, and when weights have changed so much that segments need a longer burn-in, it starts
+    again from the fastest way; where that is compiled, only the plain loop is timed beside it, compiled and as it is.
 
     Attributes:
         fastest: the fastest way so far.
@@ -184,7 +184,7 @@ class Contest:
         self._burn = 0
         self._marks: dict[tuple[Way, str], list[tuple[Any, Any]]] = {}
 
-    def next(self, most: int, burn: int = 0) -> tuple[Way, bool]:
+    def next(self, most: int, burn: int) -> tuple[Way, bool]:
         """Return how the next call runs, in up to ``most`` segments, and whether it is timed.
 
         Args:
