@@ -37,10 +37,12 @@ class Packing:
     @cached_property
     def mirror(self) -> Tensor:
         """For each packed row, the row of the same sequence when it runs backwards, (N,)."""
-        batch = self.shape[1]
-        steps, samples = self.rows // batch, self.rows % batch
-        starts = to_device(self.batch_sizes.cumsum(0) - self.batch_sizes, self.rows.device)
-        return starts[self.last[samples] // batch - steps] + samples
+        device = self.rows.device
+        steps, samples = (torch.arange(size, device=device) for size in self.shape)
+        starts = to_device(self.batch_sizes.cumsum(0) - self.batch_sizes, device)
+        # Of each step of the grid; padding, whose step would be negative, is not among the rows.
+        mirrored = self.valid.squeeze(-1).sum(0) - 1 - steps.unsqueeze(1)
+        return (starts[mirrored] + samples).flatten()[self.rows]
 
     def pad(self, data: Tensor) -> Tensor:
         """Return packed rows (N, ·) as (T, B, ·), padded with zeros."""
