@@ -12,7 +12,7 @@ from itertools import islice
 from math import inf
 from multiprocessing import get_context, parent_process
 from multiprocessing.connection import Connection, wait
-from multiprocessing.context import ForkServerContext, SpawnContext
+from multiprocessing.context import ForkContext, ForkServerContext, SpawnContext
 from multiprocessing.process import BaseProcess
 from time import monotonic
 
@@ -73,14 +73,17 @@ def _start(case: Case) -> tuple[Connection, BaseProcess]:
     return receiver, process
 
 
-def _context_for(device: str) -> ForkServerContext | SpawnContext:
+def _context_for(device: str) -> ForkContext | ForkServerContext | SpawnContext:
     """Return how a process for a case on ``device`` is started.
 
     Forked processes have everything imported already. Forking is reliable only on Linux, and CUDA refuses to work in a
-    forked process if the first one has asked for a device.
+    forked process if the first one has asked for a device. A worker forks its own processes, since a second fork server
+    would import everything again; it must do so before it computes.
     """
     if sys.platform != "linux" or torch.device(device).type != "cpu":
         return get_context("spawn")
+    if parent_process():
+        return get_context("fork")
     context = get_context("forkserver")
     context.set_forkserver_preload(PRELOADED)
     return context

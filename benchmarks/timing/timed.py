@@ -156,10 +156,11 @@ class Timing(Case):
 
     def run(self) -> dict[str, Any]:
         """Return for each row its times in seconds, ratios to the baseline and other costs, or its error."""
-        rows = self._timed_rows()
-        # Only now: nothing may run beside the timing, and its tensors are released.
-        if self.timed.with_memory and torch.device(self.device).type == "cpu" and process_peak():
-            rows = [{**row, **self._process_peak(row["label"])} if "time" in row else row for row in rows]
+        on_cpu = torch.device(self.device).type == "cpu"
+        # Nothing may run beside the timing, and a process that is forked after it would begin with its memory.
+        with_peaks = self.timed.with_memory and on_cpu and process_peak()
+        peaks = {label: self._process_peak(label) for label in self.timed.steps(self)} if with_peaks else {}
+        rows = [{**row, **peaks.get(row["label"], {})} if "time" in row else row for row in self._timed_rows()]
         return {"rows": rows}
 
     def _process_peak(self, label: str) -> dict[str, Any]:
