@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 
 import vl_convert
@@ -26,11 +27,17 @@ def page(report: SuiteReport) -> str:
     )
     known = styles(chart for section in report.sections for chart in section.drawn)
     charts = [[spec(chart, known) for chart in section.drawn] for section in report.sections]
-    # Vega, Vega-Lite and Vega-Embed in one script.
-    libraries = vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;") if any(charts) else ""
+    libraries = _libraries() if any(charts) else ""
     return environment.get_template(_TEMPLATE.name).render(
         report=report, charts=charts, is_prose=is_prose, libraries=Markup(libraries)
     )
+
+
+@cache
+def _libraries() -> str:
+    """Return Vega, Vega-Lite and Vega-Embed in one script, which takes a second to make."""
+    libraries: str = vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;")
+    return libraries
 
 
 def publish(report: SuiteReport, folder: Path) -> list[Path]:
