@@ -65,10 +65,12 @@ _PIXEL_DIGITS = AdamTask(
     steps=300,
 )
 
+_ADAM_RATES = (1e-3, 3e-3, 1e-2, 3e-2)
+
 HIGHWAY_BP_TABLE6_SMALL: Suite = (
     Timings(recurrent_steps, _NETS, _rows(Row("backprop", "backprop", {}), 0, 2, 5, 10), threads=2),
-    Comparison(_CHARACTERS, _rows(BACKPROP, 0, 1, 2, 5)),
-    Comparison(_PIXEL_DIGITS, _rows(BACKPROP, 0, 2, 10)),
+    Comparison(_CHARACTERS, _rows(BACKPROP, 0, 1, 2, 5), learning_rates=_ADAM_RATES),
+    Comparison(_PIXEL_DIGITS, _rows(BACKPROP, 0, 2, 10), learning_rates=_ADAM_RATES),
 )
 
 
@@ -85,7 +87,7 @@ def _wikitext(layers: int) -> AdamTask:
 
 
 DSF_WIKITEXT_SMALL: Suite = tuple(
-    Comparison(_wikitext(layers), (BACKPROP, DSF, DSF_GATE, TRUNCATED), learning_rates=(1e-3, 3e-3, 1e-2, 3e-2))
+    Comparison(_wikitext(layers), (BACKPROP, DSF, DSF_GATE, TRUNCATED), learning_rates=_ADAM_RATES)
     for layers in (1, 3)
 )
 
