@@ -14,8 +14,7 @@ from gradfree.loops.recurrence import Runner
 from gradfree.scans.rules import LoopRule
 from gradfree.scans.segmented_loop import run_loop
 from gradfree.segments.rule import ChainPass, SegmentRule
-from gradfree.segments.segmented_backward import segmented_gradients
-from gradfree.segments.segmented_forward import segmented_forward
+from gradfree.segments.segmented_passes import segmented_forward, segmented_gradients
 from gradfree.time.forward import Forward, LayerCall
 
 

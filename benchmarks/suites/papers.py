@@ -87,8 +87,7 @@ def _wikitext(layers: int) -> AdamTask:
 
 
 DSF_WIKITEXT_SMALL: Suite = tuple(
-    Comparison(_wikitext(layers), (BACKPROP, DSF, DSF_GATE, TRUNCATED), learning_rates=_ADAM_RATES)
-    for layers in (1, 3)
+    Comparison(_wikitext(layers), (BACKPROP, DSF, DSF_GATE, TRUNCATED), learning_rates=_ADAM_RATES) for layers in (1, 3)
 )
 
 _MNIST = ConstantSGDTask(

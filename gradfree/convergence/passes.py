@@ -120,4 +120,5 @@ def record_passes(chain: Chain, *passes: object) -> None:
     for each in passes:
         if isinstance(each, Pass):
             each.remember()
-            each.report(chain.offer)
+            if chain.figures is not None:
+                each.report(chain.offer)

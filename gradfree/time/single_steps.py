@@ -10,6 +10,9 @@ class SingleStepWarning:
 
     Args:
         path: the layer's module path.
+
+    Attributes:
+        left: the number of calls that are still to be counted.
     """
 
     def __init__(self, path: str):

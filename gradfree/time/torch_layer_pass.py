@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import reduce
 
 import torch
 from torch import Tensor
 from torch.autograd.function import FunctionCtx
 
-from gradfree.algebra.cotangents import plus
 from gradfree.chains.solving import Attachment
 from gradfree.errors import NOT_FINITE_INSIDE
 from gradfree.time.closed_forms import State
@@ -127,7 +127,7 @@ class LayerFunction(torch.autograd.Function):
         rest, (out, *kept) = others[: ctx.inputs - 1], others[ctx.inputs - 1 :]
         wanted = ctx.needs_input_grad[2 + parts :]
         width, each = out.shape[-1] // len(layer.paths), len(wanted) // len(layer.paths)
-        of_x: Tensor | None = None
+        of_x: list[Tensor] = []
         of_states, of_weights = [], []
         for d, path in enumerate(layer.paths):
             gates = Gates(*kept[3 * d : 3 * d + 3]) if kept else None
@@ -147,10 +147,12 @@ class LayerFunction(torch.autograd.Function):
                 )
                 chain.forward_pass = ctx.passes[d] if ctx.passes else None
                 initial, (grad_x,), parameters = layer.attachment.solve(chain, direct, path)
-            of_x = plus(of_x, None if grad_x is None else layer.from_grid(grad_x, d))
+            if grad_x is not None:
+                of_x.append(layer.from_grid(grad_x, d))
             of_states.append(initial)
             of_weights += parameters
-        gradients = of_x, *map(torch.stack, zip(*of_states, strict=True)), *of_weights
+        of_input = reduce(torch.add, of_x) if of_x else None
+        gradients = of_input, *map(torch.stack, zip(*of_states, strict=True)), *of_weights
         check_finite(gradients, layer.name, NOT_FINITE_INSIDE)
         layer.attachment.solved.add(layer.attachment.path)
         return None, *gradients

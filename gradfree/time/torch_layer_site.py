@@ -218,7 +218,8 @@ class RecurrentRecorder:
         """Count a call with gradients."""
         if trains:
             self._has_recorded = True
-            self.single_steps.count(length_of(self.module, input))
+            if self.single_steps.left:
+                self.single_steps.count(length_of(self.module, input))
 
     def _run_torch(self, input: Any, hx: Any) -> Any:
         return self._torch_class.forward(self.module, input, hx)

@@ -11,7 +11,7 @@ from torch import nn
 
 import gradfree
 from gradfree.benchmarks.timing.allocations import allocations
-from gradfree.segments import segmented_forward
+from gradfree.segments import segmented_passes
 
 LAYERS = {
     "GRU, two layers, both directions": lambda: nn.GRU(3, 8, 2, bidirectional=True, dropout=0.5),
@@ -24,7 +24,7 @@ LAYERS = {
 @pytest.fixture
 def cut():
     """The calls that ran in segments."""
-    with patch.object(segmented_forward, "solve_borders", wraps=segmented_forward.solve_borders) as calls:
+    with patch.object(segmented_passes, "solve_borders", wraps=segmented_passes.solve_borders) as calls:
         yield calls
 
 
