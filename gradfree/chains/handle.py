@@ -141,6 +141,10 @@ class Handle:
         for path, attachment in self.attachments.items():
             attachment.memory.load_state_dict(state.get(path, {}))
 
+    def load_own(self, state: Mapping[str, Mapping[str, Any]]) -> None:
+        """Load what of ``state`` is of this handle's chains; the rest may be of other handles on the same model."""
+        self.load_state_dict({path: kept for path, kept in state.items() if path in self.attachments})
+
     def average_over_ranks(self) -> None:
         """Average the running means that the engine keeps over all ranks of ``torch.distributed``.
 

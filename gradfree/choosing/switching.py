@@ -88,6 +88,12 @@ class SwitchingHandle(Handle):
                 self.chosen, self.times = chosen, times
                 raise
 
+    def load_own(self, state: Mapping[str, Mapping[str, Any]]) -> None:
+        """Load what of ``state`` is of this handle: first the choice, which decides which chains there are."""
+        if KEY in state:
+            self.load_state_dict({KEY: state[KEY]})
+        super().load_own(state)
+
     def step_ended(self) -> None:
         """Note the time of an optimizer step, and switch to the candidate whose turn is next."""
         if self.chosen is not None:

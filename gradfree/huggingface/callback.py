@@ -11,7 +11,6 @@ from transformers import TrainerCallback
 from transformers.trainer_callback import ExportableState
 
 from gradfree.chains.handle import Handle
-from gradfree.choosing.switching import KEY, SwitchingHandle
 from gradfree.engines.discovery import Chains
 from gradfree.engines.engine import Engine, named_baseline
 from gradfree.registry import resolve_engine
@@ -91,10 +90,7 @@ class EngineCallback(TrainerCallback, ExportableState):
             for each in saved
             for path, own in each["attributes"]["kept"].items()
         }
-        if KEY in kept and isinstance(self.handle, SwitchingHandle):
-            # First, as it decides which chains there are.
-            self.handle.load_state_dict({KEY: kept[KEY]})
-        self.handle.load_state_dict({path: own for path, own in kept.items() if path in self.handle.chains})
+        self.handle.load_own(kept)
 
 
 def _listed(value: Any) -> Any:
