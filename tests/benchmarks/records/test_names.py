@@ -18,15 +18,15 @@ from gradfree.benchmarks.tasks.task import Score, Task, cross_entropy
 _WRITTEN = {
     "rnn": "c9efe26dce4edb12",
     "text": "5addab981d02f63b",
-    "forward-only": "49a0c3ebbe417036",
+    "forward-only": "4c86f756ac6829b3",
     "highway-bp-table6-small": "1444d6e68bee0d31",
     "dsf-wikitext-small": "d0fcd6405143a61b",
     "foton-depth-small": "48370463c7569468",
 }
 """Digests of the ids of all cases of each suite, as version 0.1 wrote them. Since then, ``rnn`` and ``forward-only``
-have lost cases, the steps of ``forward-only`` have gained a row, the papers' suites have gained learning rates, engines
-without a temperature have the option 1, and rows on orthogonal layers name the options that ``orthogonal_backprop`` had
-by default.
+have lost cases, the steps of ``forward-only`` have gained a row, that suite and the papers' have gained learning rates,
+engines without a temperature have the option 1, and rows on orthogonal layers name the options that
+``orthogonal_backprop`` had by default.
 """
 
 
