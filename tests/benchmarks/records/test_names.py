@@ -19,7 +19,7 @@ _WRITTEN = {
     "rnn": "c9efe26dce4edb12",
     "text": "5addab981d02f63b",
     "forward-only": "4c86f756ac6829b3",
-    "highway-bp-table6-small": "1444d6e68bee0d31",
+    "highway-bp-table6-small": "7dae86d27f58ebb9",
     "dsf-wikitext-small": "d0fcd6405143a61b",
     "foton-depth-small": "48370463c7569468",
 }
