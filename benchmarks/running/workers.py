@@ -38,6 +38,10 @@ Executor = Callable[[Sequence[Case]], Generator[Record, None, None]]
 stopped when it is closed."""
 
 
+_is_worker = False
+"""Whether this process was started to run a case."""
+
+
 def run_here(cases: Sequence[Case], jobs: int = 1, limit: float = inf) -> Generator[Record, None, None]:
     """Run up to ``jobs`` cases in parallel: an :data:`Executor`. A case that takes ``limit`` seconds fails."""
     waiting = iter(cases)
@@ -78,11 +82,11 @@ def _context_for(device: str) -> ForkContext | ForkServerContext | SpawnContext:
 
     Forked processes have everything imported already. Forking is reliable only on Linux, and CUDA refuses to work in a
     forked process if the first one has asked for a device. A worker forks its own processes, since a second fork server
-    would import everything again; it must do so before it computes.
+    would import everything again. It must do so before it computes: the threads of a computation are not in the fork.
     """
     if sys.platform != "linux" or torch.device(device).type != "cpu":
         return get_context("spawn")
-    if parent_process():
+    if _is_worker:
         return get_context("fork")
     context = get_context("forkserver")
     context.set_forkserver_preload(PRELOADED)
@@ -109,6 +113,8 @@ def _cause_of_death(exitcode: int) -> str:
 
 def _work(case: Case, sender: Connection, environ: Mapping[str, str]) -> None:
     """Run ``case`` and send its record."""
+    global _is_worker
+    _is_worker = True
     # The fork server may have started with another environment.
     os.environ.update(environ)
     # Ctrl-C reaches the whole process group, but the parent stops the workers.

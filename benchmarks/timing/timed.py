@@ -165,7 +165,7 @@ class Timing(Case):
 
     def _process_peak(self, label: str) -> dict[str, Any]:
         """Return the peak memory of a new process that runs a step; nothing if the process fails."""
-        # The times must not be lost with it.
+        # The step may have times all the same.
         with suppress(Exception):
             (record,) = run_here([StepProcess(**vars(self), label=label)])
             return record["results"]

@@ -138,7 +138,7 @@ def test_a_case_that_takes_too_long_is_ended_and_recorded():
     quick = Parentage(device="cpu", seed=0)
     list(run_here([quick]))  # The first case waits for the fork server.
     cases = [training(task=replace(TASK, data=endless)), quick]
-    records = {record["kind"]: record for record in run_here(cases, jobs=2, limit=3.0)}
+    records = {record["kind"]: record for record in run_here(cases, jobs=2, limit=5.0)}
     assert "too long" in records["training"]["error"]
     assert "error" not in records["parentage"]
 
