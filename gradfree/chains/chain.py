@@ -269,7 +269,8 @@ class Solver(ABC):
 
         Returns:
             Functions to call in the backward pass if torch runs the call; ``None`` if the engine solves it. Where there
-            are none to call, the next call of the same sizes is left to torch without asking.
+            are none to call, the next call of the same sizes, dtype, device, autocast and grad mode is left to torch
+            without asking: such an answer must not depend on ``call.memory``.
         """
         return None
 

@@ -142,7 +142,11 @@ class Handle:
             attachment.memory.load_state_dict(state.get(path, {}))
 
     def load_own(self, state: Mapping[str, Mapping[str, Any]]) -> None:
-        """Load what of ``state`` is of this handle's chains; the rest may be of other handles on the same model."""
+        """Load the entries of ``state`` for this handle's chains; others may be of another handle on the model.
+
+        Raises:
+            ValueError: as in :meth:`load_state_dict`.
+        """
         self.load_state_dict({path: kept for path, kept in state.items() if path in self.attachments})
 
     def average_over_ranks(self) -> None:

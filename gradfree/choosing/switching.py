@@ -89,7 +89,7 @@ class SwitchingHandle(Handle):
                 raise
 
     def load_own(self, state: Mapping[str, Mapping[str, Any]]) -> None:
-        """Load what of ``state`` is of this handle: first the choice, which decides which chains there are."""
+        """Load the entries of ``state`` for this handle: first the choice, which decides which chains there are."""
         if KEY in state:
             self.load_state_dict({KEY: state[KEY]})
         super().load_own(state)

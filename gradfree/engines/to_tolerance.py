@@ -86,12 +86,16 @@ class ToleranceEngine(Engine):
         """Leave a layer to torch's kernel if no sweeps are tried and torch is faster than the closed form.
 
         Returns:
-            See :meth:`gradfree.Engine.leave_to_torch`: the functions count this pass in the chains' pauses.
+            See :meth:`gradfree.Engine.leave_to_torch`: the functions count this pass in the chains' pauses. Calls that
+            are never swept do not count, so that the answer for them is always the same.
         """
         memory = call.memory.of(self.namespace)
         whats = ("forward", "backward") if call.trains else ("forward",)  # No closed form without a backward pass.
-        paused = [each for path in call.paths for what in whats if (each := Pass(path, what, memory)).is_paused]
-        if (not paused and self.may_sweep(call)) or (call.trains and not call.torch_is_faster):
+        sweeps = self.may_sweep(call)
+        paused = [
+            each for path in call.paths for what in whats if sweeps and (each := Pass(path, what, memory)).is_paused
+        ]
+        if (sweeps and not paused) or (call.trains and not call.torch_is_faster):
             return None
         return [each.remember for each in paused]
 

@@ -89,7 +89,7 @@ class CellLayer(nn.Module):
             padding: the padding behind sequences of several lengths. ``None``: all have T steps.
         """
         loop, compiler = self.loop(x, parts, padding), self.compiler
-        return results(loop.run() if compiler is None else run_compiled(loop, compiler), padding)
+        return results(loop.run() if compiler is None else run_compiled(loop, compiler)[0], padding)
 
     @property
     def compiler(self) -> Compiler | None:

@@ -7,10 +7,13 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
+from gradfree.devices.hardware import runs_cudnn
 from gradfree.time.runs import Run, runs_of
+from gradfree.torchside.private import is_simulated
 
 
 @dataclass(frozen=True)
@@ -113,6 +116,26 @@ def length_of(module: nn.RNNBase, given: Any) -> int:
     if isinstance(given, PackedSequence):
         return len(given.batch_sizes)
     return int(given.shape[int(module.batch_first and given.dim() == 3)])
+
+
+CallKey = tuple[Any, ...]
+
+
+def key_of(module: nn.RNNBase, given: Any) -> CallKey | None:
+    """Return the sizes and settings by which an engine decides whether it leaves sequences of one length to torch.
+
+    Asking it again, with the same answer, takes a large part of a short layer's time. ``None``: it must be asked, as
+    the input is not well formed, or its sizes are no numbers.
+    """
+    x = tensor_of(given)
+    if not isinstance(x, Tensor) or x.dim() not in (2, 3) or is_simulated(x):
+        return None
+    kind = x.device.type
+    # If as many rows in as many steps end with the same number of rows, no step has another one.
+    last = int(given.batch_sizes[-1]) if isinstance(given, PackedSequence) else None
+    sizes = last, length_of(module, given), x.shape
+    autocast = torch.is_autocast_enabled(kind) and torch.get_autocast_dtype(kind)
+    return *sizes, x.dtype, x.device, runs_cudnn(x.device), autocast, torch.is_grad_enabled()
 
 
 def tensor_of(given: Any) -> Any:

@@ -12,19 +12,19 @@ class SingleStepWarning:
         path: the layer's module path.
 
     Attributes:
-        left: the number of calls that are still to be counted.
+        remaining: the number of calls that are still to be counted.
     """
 
     def __init__(self, path: str):
-        self.path, self.left = path, 16
+        self.path, self.remaining = path, 16
 
     def count(self, length: int) -> None:
         """Count a call of ``length`` steps."""
         if length > 1:
-            self.left = 0
-        elif self.left:
-            self.left -= 1
-            if not self.left:
+            self.remaining = 0
+        elif self.remaining:
+            self.remaining -= 1
+            if not self.remaining:
                 warnings.warn(
                     f"{self.path or 'the recurrent layer'} has been called with single steps only, where an engine "
                     "makes it slower. Pass whole sequences. For sequences whose state is reset in the middle, call "

@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
+from gradfree.chains.chain import Solver
 from gradfree.chains.report import path_name
 from gradfree.chains.site import Removable, Site
 from gradfree.chains.solving import Attachment
@@ -25,7 +26,7 @@ from gradfree.devices.hardware import runs_cudnn, steps_a_call
 from gradfree.devices.packed_costs import Layout, in_calls, packed_layout
 from gradfree.errors import ATTACHED, ChainError
 from gradfree.time.forward import LayerCall, run, run_kernel
-from gradfree.time.layer_input import LayerInput, length_of, tensor_of, well_formed
+from gradfree.time.layer_input import CallKey, LayerInput, key_of, length_of, tensor_of, well_formed
 from gradfree.time.layout_report import offer_layout
 from gradfree.time.packing import Packing
 from gradfree.time.runs import Run, run_backwards, run_forwards
@@ -38,6 +39,9 @@ from gradfree.torchside.unsaved import Unsaved
 
 LeftToTorch = Sequence[Callable[[], None]] | None
 """Callbacks for the backward pass of a layer that the engine leaves to torch's kernel; ``None`` if it does not."""
+
+_MOST_LEFT = 256
+"""An engine is not asked again about so many calls that it has left to torch."""
 
 RunLayer = Callable[[int, Tensor, Sequence[Tensor], Sequence[Any]], Sequence[Tensor]]
 """Maps a layer's number, input, initial states and weights to its outputs and final states."""
@@ -112,7 +116,7 @@ class RecurrentRecorder:
         self.single_steps = SingleStepWarning(attachment.path)
         self._torch_class = torch_layer_class(type(module))
         self._has_recorded = self._has_warned = False
-        self._left: tuple[Any, ...] | None = None
+        self._left: tuple[Solver, set[CallKey]] = attachment.engine, set()
         paths = (chain_paths(attachment.path, n, 1 + module.bidirectional) for n in range(module.num_layers))
         self._layers = [FusedLayer(attachment, n, module.mode, own) for n, own in enumerate(paths)]
 
@@ -142,6 +146,7 @@ class RecurrentRecorder:
     def record(self, input: Any, hx: Any = None) -> Any:
         """Return the same as torch's own ``forward``, with the layers recorded for the engine."""
         at, trains = self.attachment, torch.is_grad_enabled()
+        self._has_recorded |= trains
         if self.module.proj_size:
             return self._leave(input, hx, [])
         takes = self._takes(input)
@@ -150,8 +155,8 @@ class RecurrentRecorder:
         refuse_transforms(at.path or "the layer")
         # Comparisons and surveys need the whole chain.
         watched = at.compares or at.surveys is not None or at.deltas is not None
-        question = self._question(input)
-        if takes and not watched and question == self._left:
+        key = key_of(self.module, input)
+        if takes and not watched and key is not None and self._has_left(key):
             self._count(input, trains)
             return self._leave(input, hx, [])
         if not well_formed(input, hx):
@@ -170,8 +175,8 @@ class RecurrentRecorder:
             left = [self._leave_to_torch(layer, given.length, given.like, layout) for layer in self._layers]
             if None not in left and takes:
                 callbacks = [each for own in left for each in own or ()]
-                if not (callbacks or given.ragged):
-                    self._left = question
+                if key is not None and not (callbacks or given.ragged):
+                    self._note_left(key)
                 return self._leave(input, hx, callbacks)
             packing = Packing(input.batch_sizes, given.x.device) if given.ragged else None
             run_layer = partial(self._run_decided, left, packing)
@@ -201,25 +206,21 @@ class RecurrentRecorder:
             return False
         return packed or bool(engine.forwards)
 
-    def _question(self, input: Any) -> tuple[Any, ...]:
-        """Return what decides whether a call is left to torch, unless sequences have several lengths.
+    def _has_left(self, key: CallKey) -> bool:
+        """Return whether this engine has left such a call to torch."""
+        engine, keys = self._left
+        return engine is self.attachment.engine and key in keys
 
-        Asking an engine again, with the same answer, takes a large part of a short layer's time.
-        """
-        packed, x = isinstance(input, PackedSequence), tensor_of(input)
-        # If as many rows in as many steps end with the same number of rows, no step has another one.
-        sizes = (len(input.batch_sizes), int(input.batch_sizes[-1])) if packed else None
-        kind, simulated = x.device.type, is_simulated(x)
-        autocast = not simulated and torch.is_autocast_enabled(kind) and torch.get_autocast_dtype(kind)
-        shape = sizes, x.shape, x.dtype, x.device, simulated
-        return *shape, autocast, torch.is_grad_enabled(), self.attachment.engine
+    def _note_left(self, key: CallKey) -> None:
+        """Note that this engine leaves such calls to torch."""
+        if self._left[0] is not self.attachment.engine or len(self._left[1]) == _MOST_LEFT:
+            self._left = self.attachment.engine, set()
+        self._left[1].add(key)
 
     def _count(self, input: Any, trains: bool) -> None:
-        """Count a call with gradients."""
-        if trains:
-            self._has_recorded = True
-            if self.single_steps.left:
-                self.single_steps.count(length_of(self.module, input))
+        """Count a call with gradients, until one has several steps."""
+        if trains and self.single_steps.remaining:
+            self.single_steps.count(length_of(self.module, input))
 
     def _run_torch(self, input: Any, hx: Any) -> Any:
         return self._torch_class.forward(self.module, input, hx)

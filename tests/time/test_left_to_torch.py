@@ -87,6 +87,17 @@ def test_layers_with_projections_are_left_to_torch(engine, packed, solved):
     assert solved in ([], [20])
 
 
+def test_a_subclass_with_projections_is_left_to_torch():
+    class Mine(nn.LSTM):
+        def forward(self, x, hx=None):
+            return super().forward(x, hx)
+
+    layer, x = Mine(3, 8, proj_size=4), torch.randn(5, 2, 3, requires_grad=True)
+    expected = everything(layer, x)
+    with gradfree.create_engine("shooting").attach(layer):
+        assert off_by(everything(layer, x), expected) == 0
+
+
 def test_engines_that_leave_nothing_to_torch_refuse_projections():
     with pytest.raises(gradfree.ChainError, match="'1' has proj_size=2, which only 'shooting', 'newton'"):
         gradfree.create_engine("dsf").attach(nn.ModuleList([nn.GRU(3, 4), nn.LSTM(3, 4, proj_size=2)]))
@@ -128,10 +139,11 @@ def test_a_call_left_to_torch_says_nothing_of_other_calls_of_the_same_shape(solv
 
 
 @pytest.mark.filterwarnings("ignore:.*slower than torch's own kernel")
-@pytest.mark.parametrize("now", ["with gradients", "watched", "by another engine"])
+@pytest.mark.parametrize("now", ["with gradients", "watched", "by another engine", "batch first"])
 def test_a_layer_left_to_torch_is_asked_again(now, solved):
-    layer = nn.GRU(3, 8) if now == "with gradients" else nn.LSTM(3, 8).float()
-    x = torch.randn(80, 4, 3, dtype=layer.weight_hh_l0.dtype, requires_grad=True)
+    layer = nn.GRU(3, 8) if now in ("with gradients", "batch first") else nn.LSTM(3, 8).float()
+    shape = (4, 80, 3) if now == "batch first" else (80, 4, 3)
+    x = torch.randn(shape, dtype=layer.weight_hh_l0.dtype, requires_grad=True)
     with gradfree.create_engine("shooting").attach(layer) as handle:
         with torch.set_grad_enabled(now != "with gradients"):
             layer(x)
@@ -140,8 +152,43 @@ def test_a_layer_left_to_torch_is_asked_again(now, solved):
             gradfree.GradientWatch().start(handle)
         elif now == "by another engine":
             handle.attachments[""].engine = gradfree.create_engine("backprop")
+        layer.batch_first = now == "batch first"
         layer(x)
     assert solved == [80]
+
+
+@pytest.mark.parametrize("earlier", [0, 1])
+def test_calls_that_are_never_swept_leave_pauses_as_they_are(earlier):
+    """Whether the engine has been asked about them before or not: a resumed training makes the same choices."""
+    layer, short = nn.LSTM(3, 8).float(), torch.randn(8, 2, 3).float()
+    with gradfree.create_engine("shooting").attach(layer) as handle:
+        for _ in range(earlier):
+            layer(short)[0].sum().backward()
+        paused = {"": {"segments: pause forward l0": torch.tensor([50, 50])}}
+        handle.load_state_dict(paused)
+        for _ in range(2):
+            layer(short)[0].sum().backward()
+        ((_, kept),) = handle.state_dict()[""].items()
+    assert kept.tolist() == [50, 50]
+
+
+@pytest.mark.slow
+def test_a_trained_layer_is_exported_with_a_batch_of_any_size():
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.LSTM(3, 8, batch_first=True).float()
+
+        def forward(self, x):
+            return self.layer(x)[0]
+
+    model, x = Model(), torch.randn(4, 20, 3).float()
+    batch = {0: torch.export.Dim("batch", min=2, max=64)}
+    with gradfree.create_engine("shooting").attach(model):
+        model(x).sum().backward()
+        program = torch.export.export(model, (x,), dynamic_shapes=(batch,), strict=False)
+    other = torch.randn(6, 20, 3).float()
+    assert torch.equal(program.module()(other), model(other))
 
 
 @pytest.mark.parametrize("make", [lambda: nn.GRU(3, 16), lambda: gradfree.CellLayer(nn.GRUCell(3, 16))])
