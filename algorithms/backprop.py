@@ -93,4 +93,4 @@ class Backprop(Engine):
 
 def run_plain(loop: Loop, memory: LoopMemory, scratch: nn.Module | None) -> tuple[Any, Any]:
     """Run a loop as it is, or in compiled chunks."""
-    return loop.run() if memory.compiler is None else run_compiled(loop, memory.compiler)
+    return loop.run() if memory.compiler is None else run_compiled(loop, memory.compiler)[0]

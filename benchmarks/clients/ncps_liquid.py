@@ -49,7 +49,7 @@ def train(layer: nn.Module, run: Callable[[Tensor], Tensor], batches: Tensor, ra
 def prepare(
     with_line: bool, steps: int, kind: Any, units: int, batch: int, length: int, compile: bool = False
 ) -> Training:
-    """Return a function that trains on noise."""
+    """Return a function that trains on noise, after the passes in which ``scan`` compiles and times its ways."""
     layer = kind(8, units, batch_first=False)
     batches = torch.randn(steps, length, batch, 8)
     for _ in range(_TRIED if with_line and compile else 0):

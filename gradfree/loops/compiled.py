@@ -85,17 +85,22 @@ class Compiler:
         return self._functions[key]
 
 
-def run_compiled(loop: Loop, compiler: Compiler) -> tuple[Any, Any]:
-    """Run ``loop`` in compiled chunks, but for its first steps; return the final carry and the outputs."""
+def run_compiled(loop: Loop, compiler: Compiler) -> tuple[tuple[Any, Any], Any]:
+    """Run ``loop`` in compiled chunks, but for its first steps.
+
+    Returns:
+        The final carry and the outputs; the carry after the first steps.
+    """
     head = (loop.length - 1) % CHUNK + 1
     carry, first = replace(loop, xs=[x if x is None else x[:head] for x in loop.xs]).run()
     if head == loop.length:
-        return carry, first
+        return (carry, first), carry
     (structure, parts), (of_y, early) = Structure.of(carry), Structure.of(first)
     with compiling(loop.name):
         step, xs = leaf_step(loop, structure, of_y), [x[head:] for x in loop.xs if x is not None]
         after, late, _ = compiler.run(run_chunk, step, parts, xs)
-    return structure.build(after), of_y.build([torch.cat(both) for both in zip(early, late, strict=True)])
+    ys = of_y.build([torch.cat(both) for both in zip(early, late, strict=True)])
+    return (structure.build(after), ys), carry
 
 
 @contextmanager

@@ -189,7 +189,7 @@ class Contest:
 
         Args:
             most: the largest number of segments.
-            burn: the number of burn-in steps that they need.
+            burn: the number of burn-in steps that earlier passes have needed.
         """
         if self._queue and (self._calls >= _TURN or self._is_hopeless(self._queue[0])):
             self._queue.pop(0)
@@ -300,7 +300,9 @@ class Stopwatch:
         self._end("backward")
 
     def time_backward(self, outputs: Any, first: Any) -> None:
-        """Time the backward pass of the plain loop, from its ``outputs`` to the carry after the ``first`` step."""
+        """Time the backward pass of the plain loop, from its ``outputs`` to the carry after the ``first`` steps."""
+        if self.contest is None:
+            return
         ends, starts = (
             [t for t in tree_leaves(tree) if isinstance(t, Tensor) and t.grad_fn is not None]
             for tree in (outputs, first)

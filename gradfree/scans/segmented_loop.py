@@ -95,8 +95,9 @@ class SegmentedLoop:
     def _run_uncut(self, watch: Stopwatch, paused: Sequence[ScanPass]) -> Any:
         loop, compiler = self.loop, self.known.compiler(watch.way)
         if compiler is not None:
-            carry, ys = run_compiled(loop, compiler)
+            (carry, ys), first = run_compiled(loop, compiler)
             watch.forward_ended()
+            watch.time_backward((carry, ys), first)
         elif watch.contest is not None:
             inputs = loop.inputs()
             first, y = loop.call(loop.init, inputs[0])

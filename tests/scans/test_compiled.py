@@ -8,6 +8,7 @@ from torch import nn
 
 import gradfree
 from gradfree import CellLayer, ChainError
+from gradfree.scans.knowledge import Contest, Way
 
 T, B, I, H = 44, 2, 3, 8  # noqa: E741
 
@@ -57,6 +58,28 @@ def test_compiled_steps_equal_the_loop_and_are_compiled_once(segments):
     before = counters["unique_graphs"]
     assert off_by(gradients(compiled), expected) < 1e-10
     assert counters["unique_graphs"] == before
+
+
+def test_both_passes_of_each_compiled_way_are_timed(monkeypatch):
+    """Or compiled ways would compete by their forward passes only."""
+    monkeypatch.setattr(torch, "compile", lambda chunk, **options: chunk)
+    timed, note = {}, Contest.note
+
+    def seen(contest, way, what, start, end):
+        timed.setdefault(way, set()).add(what)
+        note(contest, way, what, start, end)
+
+    monkeypatch.setattr(Contest, "note", seen)
+    read, x = nn.Linear(H, H), torch.randn(512, B, H)
+
+    def step(h, x):
+        h = torch.tanh(0.5 * read(h) + x)
+        return h, h
+
+    for _ in range(40):
+        gradfree.scan(step, torch.zeros(B, H), x, compile=True)[1].sum().backward()
+    assert Way(1, True) in timed
+    assert all(passes == {"forward", "backward"} for passes in timed.values())
 
 
 def test_a_cell_layer_is_compiled_without_an_engine():
