@@ -41,7 +41,7 @@ LeftToTorch = Sequence[Callable[[], None]] | None
 """Callbacks for the backward pass of a layer that the engine leaves to torch's kernel; ``None`` if it does not."""
 
 _MOST_LEFT = 256
-"""An engine is not asked again about so many calls that it has left to torch."""
+"""How many keys of calls left to torch are kept, about which the engine is not asked again."""
 
 RunLayer = Callable[[int, Tensor, Sequence[Tensor], Sequence[Any]], Sequence[Tensor]]
 """Maps a layer's number, input, initial states and weights to its outputs and final states."""
@@ -116,7 +116,7 @@ class RecurrentRecorder:
         self.single_steps = SingleStepWarning(attachment.path)
         self._torch_class = torch_layer_class(type(module))
         self._has_recorded = self._has_warned = False
-        self._left: tuple[Solver, set[CallKey]] = attachment.engine, set()
+        self._left: dict[CallKey | None, Solver] = {}
         paths = (chain_paths(attachment.path, n, 1 + module.bidirectional) for n in range(module.num_layers))
         self._layers = [FusedLayer(attachment, n, module.mode, own) for n, own in enumerate(paths)]
 
@@ -156,7 +156,7 @@ class RecurrentRecorder:
         # Comparisons and surveys need the whole chain.
         watched = at.compares or at.surveys is not None or at.deltas is not None
         key = key_of(self.module, input)
-        if takes and not watched and key is not None and self._has_left(key):
+        if takes and not watched and self._left.get(key) is at.engine:
             self._count(input, trains)
             return self._leave(input, hx, [])
         if not well_formed(input, hx):
@@ -176,7 +176,9 @@ class RecurrentRecorder:
             if None not in left and takes:
                 callbacks = [each for own in left for each in own or ()]
                 if key is not None and not (callbacks or given.ragged):
-                    self._note_left(key)
+                    if len(self._left) == _MOST_LEFT:
+                        self._left.clear()
+                    self._left[key] = at.engine
                 return self._leave(input, hx, callbacks)
             packing = Packing(input.batch_sizes, given.x.device) if given.ragged else None
             run_layer = partial(self._run_decided, left, packing)
@@ -205,17 +207,6 @@ class RecurrentRecorder:
         if not engine.evaluates or is_traced() or transforms_active() or other_pass() is not None:
             return False
         return packed or bool(engine.forwards)
-
-    def _has_left(self, key: CallKey) -> bool:
-        """Return whether this engine has left such a call to torch."""
-        engine, keys = self._left
-        return engine is self.attachment.engine and key in keys
-
-    def _note_left(self, key: CallKey) -> None:
-        """Note that this engine leaves such calls to torch."""
-        if self._left[0] is not self.attachment.engine or len(self._left[1]) == _MOST_LEFT:
-            self._left = self.attachment.engine, set()
-        self._left[1].add(key)
 
     def _count(self, input: Any, trains: bool) -> None:
         """Count a call with gradients, until one has several steps."""
