@@ -13,7 +13,7 @@ from gradfree.chains.report import Report, path_name
 from gradfree.engines.discovery import Chains, validate
 from gradfree.engines.engine import NOTHING_ATTACHED, Engine
 from gradfree.engines.rank_segment import Neighbors, rank_gradients
-from gradfree.loops.compiled import run_compiled
+from gradfree.loops.compiled import run_every_step
 from gradfree.loops.recurrence import Loop, LoopMemory, Runner
 from gradfree.time.forward import LayerCall
 
@@ -93,4 +93,4 @@ class Backprop(Engine):
 
 def run_plain(loop: Loop, memory: LoopMemory, scratch: nn.Module | None) -> tuple[Any, Any]:
     """Run a loop as it is, or in compiled chunks."""
-    return loop.run() if memory.compiler is None else run_compiled(loop, memory.compiler)[0]
+    return run_every_step(loop, memory.compiler)

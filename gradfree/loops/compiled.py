@@ -85,6 +85,12 @@ class Compiler:
         return self._functions[key]
 
 
+def run_every_step(loop: Loop, compiler: Compiler | None) -> tuple[Any, Any]:
+    """Run ``loop`` step by step or, with a compiler, in compiled chunks; return the final carry and the outputs."""
+    found: tuple[Any, Any] = loop.run() if compiler is None else run_compiled(loop, compiler)[0]
+    return found
+
+
 def run_compiled(loop: Loop, compiler: Compiler) -> tuple[tuple[Any, Any], Any]:
     """Run ``loop`` in compiled chunks, but for its first steps.
 
