@@ -43,7 +43,7 @@ ROWS = (*_orthogonal(1.0, 16.0), BACKPROP, DFA, PEPITA)
 
 _RATES = (0.03, 0.1, 0.3, 1.0, 3.0)
 # PEPITA's best rates are up to a hundred times those of the other rows.
-_MORE_RATES = (0.01, *_RATES, 10.0, 30.0)
+MORE_RATES = (0.01, *_RATES, 10.0, 30.0)
 
 ORTHOGONAL_DIGITS = SGDTask(
     name="digits_orthogonal",
@@ -93,12 +93,12 @@ _RARELY = (Row(f"foton every {steps}", "foton", {"orthogonalize_every": steps}) 
 _COSTLY = (BACKPROP, ORTHOGONAL, FOTON, TANGENT, STREAMING, *_RARELY, DFA, FA, PEPITA)
 
 FORWARD_ONLY: Suite = (
-    DepthSweep(MNIST, ROWS, _MORE_RATES, depths=_mlps(5, 20, 50)),
-    DepthSweep(_LENET, ROWS, _MORE_RATES, depths={4: {}}),
-    DepthSweep(CIFAR10, ROWS, _MORE_RATES, depths=_mlps(5, 20)),
-    DepthSweep(_CONVNET, ROWS, _MORE_RATES, depths={3 * depth: {"stage_depth": depth} for depth in (1, 2)}),
-    DepthSweep(ORTHOGONAL_DIGITS, (*ROWS, FA), _MORE_RATES, depths=_mlps(2, 10, 50)),
-    DepthSweep(_RELU_DIGITS, (*_orthogonal(1.0), BACKPROP, DFA, PEPITA), _MORE_RATES, depths=_mlps(2, 5, 10)),
+    DepthSweep(MNIST, ROWS, MORE_RATES, depths=_mlps(5, 20, 50)),
+    DepthSweep(_LENET, ROWS, MORE_RATES, depths={4: {}}),
+    DepthSweep(CIFAR10, ROWS, MORE_RATES, depths=_mlps(5, 20)),
+    DepthSweep(_CONVNET, ROWS, MORE_RATES, depths={3 * depth: {"stage_depth": depth} for depth in (1, 2)}),
+    DepthSweep(ORTHOGONAL_DIGITS, (*ROWS, FA), MORE_RATES, depths=_mlps(2, 10, 50)),
+    DepthSweep(_RELU_DIGITS, (*_orthogonal(1.0), BACKPROP, DFA, PEPITA), MORE_RATES, depths=_mlps(2, 5, 10)),
     Timings(step_costs, (Network(depth=20, width=512, batch=256),), _COSTLY, threads=2),
 )
 

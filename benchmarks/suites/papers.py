@@ -16,7 +16,7 @@ from gradfree.benchmarks.data.bundled import digits
 from gradfree.benchmarks.data.stored import Images
 from gradfree.benchmarks.data.text import Text
 from gradfree.benchmarks.records.case import Row
-from gradfree.benchmarks.suites.forward_only import ROWS
+from gradfree.benchmarks.suites.forward_only import MORE_RATES, ROWS
 from gradfree.benchmarks.suites.rows import BACKPROP, DSF, DSF_GATE, TRUNCATED, iterated
 from gradfree.benchmarks.tables.experiment import Suite
 from gradfree.benchmarks.tasks.catalogue import DIGITS
@@ -102,10 +102,8 @@ _MNIST = ConstantSGDTask(
     momentum=0.0,
 )
 _RELU = replace(_MNIST, name="foton_mnist_small_relu", options={**_MNIST.options, "activation": "relu"})
-# PEPITA's best rates are up to a hundred times those of the other rows.
-_RATES = (0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0)
 
 FOTON_DEPTH_SMALL: Suite = tuple(
-    DepthSweep(task, ROWS, _RATES, depths={depth: {"depth": depth} for depth in depths})
+    DepthSweep(task, ROWS, (0.003, *MORE_RATES), depths={depth: {"depth": depth} for depth in depths})
     for task, depths in ((_MNIST, (2, 10, 50)), (_RELU, (2, 10)))
 )
