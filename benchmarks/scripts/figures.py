@@ -131,10 +131,15 @@ class Figures:
 
     def _selected(self, declared: Declared) -> Iterator[list[str]]:
         """Yield a table whose rows and columns are declared by queries."""
-        yield [declared["heading"], *(column["heading"] for column in declared["columns"])]
+        head = [declared["heading"], *(column["heading"] for column in declared["columns"])]
+        rows = []
         for value, label in declared["rows"].items():
             found = [declared["where"] | {declared["by"]: value} | column for column in declared["columns"]]
-            yield [label, *(self._figure(one) if self.known(one) else UNKNOWN for one in found)]
+            rows.append([label, *(self._figure(one) if self.known(one) else UNKNOWN for one in found)])
+        for name, *cells in (*rows, *zip(head, *rows, strict=True)):
+            if {*cells} == {UNKNOWN}:
+                raise FigureError(f"no record for {name!r}")
+        yield from (head, *rows)
 
     def picture(self, name: str) -> Picture:
         """Return the picture of a chart."""
