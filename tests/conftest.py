@@ -24,7 +24,7 @@ gc.disable()
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Take a device, and the number of random programs that the slow tests try (``tests/depth/programs``)."""
     parser.addoption("--device", default="cpu", help="the device of the tests' models and batches, by default cpu")
-    parser.addoption("--programs", type=int, default=300, help="how many random programs to try against autograd")
+    parser.addoption("--programs", type=int, default=100, help="how many random programs to try against autograd")
 
 
 def pytest_xdist_auto_num_workers() -> int:

@@ -115,7 +115,7 @@ def in_this_process(cases):
 
 @pytest.fixture
 def short(monkeypatch):
-    """Make training runs two steps long, in this process, timings two rounds, and an advice take seconds."""
+    """Make training runs two steps long, in this process, timings two rounds without memory, advice short."""
     for name, task in TASKS.items():
         monkeypatch.setitem(TASKS, name, replace(task, steps=2))
     monkeypatch.setattr(catalogue, "DIGITS", replace(catalogue.DIGITS, steps=2))
@@ -125,6 +125,7 @@ def short(monkeypatch):
     monkeypatch.setattr("gradfree.benchmarks.timing.timed.interleaved", lambda turns, _: interleaved(turns, rounds=2))
     monkeypatch.setattr("gradfree.benchmarks.timing.timed.mean_seconds", lambda step, _: mean_seconds(step, runs=1))
     monkeypatch.setattr("gradfree.benchmarks.timing.timed.process_peak", lambda: None)
+    monkeypatch.setattr("gradfree.benchmarks.timing.side_by_side.peak_memory", lambda *_: 1)
 
 
 @pytest.mark.slow
@@ -140,8 +141,9 @@ def test_each_command_on_a_file_of_a_page_runs(page, words, short, tmp_path, mon
             with (tmp_path / f"{named[1]}.py").open("a", encoding="utf-8") as file:
                 file.write(code)
     _, *args = words
+    shorter = ["--budget", "4s"] if args[0] == "advise" else ["--seeds", "1"]
     try:
-        main([*args, *(["--budget", "4s"] if args[0] == "advise" else [])])
+        main([*args, *shorter])
     finally:
         for name in files_of(page):
             sys.modules.pop(name, None)
@@ -225,9 +227,8 @@ def test_the_example_chain_kind_has_exact_gradients():
         assert_equal_gradients(gradients(model, lambda: model(x)), expected)
 
 
-@pytest.mark.processes
 @pytest.mark.slow
-def test_the_example_suite_makes_a_report_with_its_section(tmp_path, monkeypatch, capfd):
+def test_the_example_suite_makes_a_report_with_its_section(short, tmp_path, monkeypatch, capfd):
     """The page's suite runs by its name, and the report has its section; other functions are refused."""
     (tmp_path / "my_suite.py").write_text("\n".join(examples(ROOT / "docs/develop/benchmarks.md")), encoding="utf-8")
     monkeypatch.chdir(tmp_path)

@@ -26,6 +26,7 @@ from gradfree.benchmarks.timing.nets import (
     step_costs,
 )
 from gradfree.benchmarks.timing.recurrent_layers import Chunked, LayerPass, RecurrentLayer, layers, long_layers
+from gradfree.benchmarks.timing.side_by_side import mean_seconds
 from gradfree.benchmarks.timing.timed import Timings
 
 ENGINE, SHOOTING = Row("backprop", "backprop", {}), Row("shooting", "shooting", {})
@@ -39,15 +40,17 @@ PARTS = {
     "long layers": Timings(long_layers, (replace(GRU, batch_first=False),), (ENGINE, SHOOTING), 1),
     "models": Timings(recurrent_steps, (NET,), ENGINES, threads=1),
     "step costs": Timings(step_costs, (Network(3, 16, 8),), (BACKPROP, FOTON), threads=1),
-    "memory": Timings(memory_steps, tuple(Network(d, 8, 64) for d in (4, 16)), (BACKPROP, *AGAIN, FOTON), threads=1),
+    "memory": Timings(memory_steps, tuple(Network(d, 8, 64) for d in (3, 6)), (BACKPROP, *AGAIN, FOTON), threads=1),
     "deep nets": Timings(deep_steps, (mlp(4, 8, 2), mlp(3, 8, 2)), ENGINES[1:], 1),
 }
 
 
 @pytest.fixture(autouse=True)
-def narrow(monkeypatch):
-    """Use float32 and skip compiling, which is slow."""
+def quick(monkeypatch):
+    """Use float32, run each step once a round, and skip what is slow: compiling, and processes for peaks of memory."""
     torch.set_default_dtype(torch.float32)
+    monkeypatch.setattr("gradfree.benchmarks.timing.timed.mean_seconds", lambda step, _: mean_seconds(step, runs=1))
+    monkeypatch.setattr("gradfree.benchmarks.timing.timed.process_peak", lambda: None)
     monkeypatch.setattr(torch, "compile", lambda module: module)
 
 
