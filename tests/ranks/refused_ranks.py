@@ -15,7 +15,7 @@ from gradfree.testing.cases.models import Plain
 
 RANK = int(os.environ.get("RANK", "0"))
 # If one rank refuses the program, the other one waits this long.
-TIMEOUT = timedelta(seconds=2)
+TIMEOUT = timedelta(seconds=1)
 
 
 class Net(nn.Module):
