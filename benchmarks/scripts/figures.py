@@ -74,7 +74,10 @@ class Figures:
         """Return the text between the markers of a figure or table."""
         makers: dict[str, Callable[[Declared], str]] = {"figure": self._figure, "table": self._table}
         try:
-            return makers[kind](self.declared(kind, name))
+            found = makers[kind](self.declared(kind, name))
+            if kind == "figure" and UNKNOWN in found:
+                raise FigureError(f"its record has no value: {found}")
+            return found
         except (FigureError, KeyError) as error:
             raise FigureError(f"[{kind}.{name}]: {error}") from error
 
@@ -107,7 +110,11 @@ class Figures:
 
     def _table(self, declared: Declared) -> str:
         made = self._cells if "cells" in declared else self._programs if "each" in declared else self._selected
-        head, *rows = [f"| {' | '.join(line)} |" for line in made(declared)]
+        cells = list(made(declared))
+        for name, *found in (*cells[1:], *zip(*cells, strict=True)):
+            if {*found} == {UNKNOWN}:
+                raise FigureError(f"no record for {name!r}")
+        head, *rows = [f"| {' | '.join(line)} |" for line in cells]
         labels = declared.get("labels", 1)
         aligned = "|" + "---|" * labels + "---:|" * (head.count(" | ") + 1 - labels)
         return "\n".join(["", head, aligned, *rows, ""])
@@ -131,15 +138,10 @@ class Figures:
 
     def _selected(self, declared: Declared) -> Iterator[list[str]]:
         """Yield a table whose rows and columns are declared by queries."""
-        head = [declared["heading"], *(column["heading"] for column in declared["columns"])]
-        rows = []
+        yield [declared["heading"], *(column["heading"] for column in declared["columns"])]
         for value, label in declared["rows"].items():
             found = [declared["where"] | {declared["by"]: value} | column for column in declared["columns"]]
-            rows.append([label, *(self._figure(one) if self.known(one) else UNKNOWN for one in found)])
-        for name, *cells in (*rows, *zip(head, *rows, strict=True)):
-            if {*cells} == {UNKNOWN}:
-                raise FigureError(f"no record for {name!r}")
-        yield from (head, *rows)
+            yield [label, *(self._figure(one) if self.known(one) else UNKNOWN for one in found)]
 
     def picture(self, name: str) -> Picture:
         """Return the picture of a chart."""

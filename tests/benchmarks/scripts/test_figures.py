@@ -4,7 +4,7 @@ import re
 from collections import Counter
 
 import pytest
-from figures import FigureError, Figures, declarations, written
+from figures import FigureError, Figures, changes, declarations, written
 from places import RESULTS
 
 from gradfree.benchmarks.records.records import RecordFile
@@ -58,6 +58,23 @@ def test_a_row_or_column_without_a_record_is_refused(rows, column, missing):
     figures = Figures({"table": {"found": {**declared, "columns": [known, {**known, **column}]}}})
     with pytest.raises(FigureError, match=rf"\[table.found\]: no record for '{missing}'"):
         figures.of("table", "found")
+
+
+def test_an_empty_figure_is_refused(monkeypatch):
+    monkeypatch.setattr("figures.shown", lambda known, declared: "– faster")
+    with pytest.raises(FigureError, match=r"\[figure.long-gru\]: its record has no value: – faster"):
+        Figures(DECLARED).of("figure", "long-gru")
+
+
+def test_outdated_pages_are_found(tmp_path):
+    figures = Figures({"figure": {"long-gru": DECLARED["figure"]["long-gru"]}})
+    page = tmp_path / "README.md"
+    text = "<!-- figure: long-gru -->1<!-- end --> <!-- records: page --><!-- end -->"
+    page.write_text(text, encoding="utf-8")
+    ((found, new),) = changes(figures, tmp_path)
+    assert (found, new) == (page, written(text, figures, "README.md"))
+    page.write_text(new, encoding="utf-8")
+    assert not list(changes(figures, tmp_path))
 
 
 @pytest.mark.parametrize("marker", ["<!-- figure: long-gru -->", "<!-- table: found -->", "<!-- chart: bars -->"])
