@@ -38,6 +38,7 @@ class FirstStep:
         inner: the other tensors that need a gradient and that it takes from outside.
         has_fused_cells: whether it calls one of :data:`~gradfree.scans.fused_cells.FORMULAS`.
         may_be_cache: whether the problem is a change outside of the step, which may have filled a cache once for all.
+        surroundings: what the step could change outside of it, as it was afterwards.
         remedy: what to do about the problem.
     """
 
@@ -49,6 +50,7 @@ class FirstStep:
     inner: list[Tensor]
     has_fused_cells: bool
     may_be_cache: bool
+    surroundings: Surroundings
     remedy: str = (
         "Return what it keeps as a part of y, draw random numbers before and pass them in xs, or use "
         "engine='backprop', which is the plain loop without this warning."
@@ -126,7 +128,8 @@ def run_first_step(loop: Loop, scratch: bool) -> FirstStep:
         carry, y = loop.call(init, x)
     # What the step returns as it is, no function takes.
     watch.note(tree_leaves((carry, y)))
-    change = Surroundings(loop.step, not scratch).change(before)
+    after = Surroundings(loop.step, not scratch)
+    change = after.change(before)
     problem = watch.problem or change
     if problem is None and watch.was_changed():
         problem = "changes a tensor in place that it has not made itself"
@@ -144,7 +147,8 @@ def run_first_step(loop: Loop, scratch: bool) -> FirstStep:
     reached = {id(leaf): leaf for leaf in walk(made, stops).leaves if id(leaf) not in known}
     leaves = reached | {id(t): t for t in needed if t.is_leaf}
     may_be_cache = change is not None and problem is change
-    return FirstStep(carry, y, problem, list(leaves.values()), set(reached), inner, watch.has_fused_cells, may_be_cache)
+    fused = watch.has_fused_cells
+    return FirstStep(carry, y, problem, list(leaves.values()), set(reached), inner, fused, may_be_cache, after)
 
 
 def _shape_problem(init: Any, carry: Any) -> str | None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import random
 import sys
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dis import get_instructions
 from functools import lru_cache, partial
@@ -12,16 +13,20 @@ from itertools import islice, zip_longest
 from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
+import numpy
 import torch
 from torch import Tensor, nn
 
 from gradfree.torchside.private import version
 
 _PLAIN = (int, float, complex, str, bytes, bool, type(None))
+_WITHOUT_PARTS = (*_PLAIN, ModuleType)
+_CONTAINERS = (dict, list, tuple, set, frozenset, deque)
 _DEPTH, _ENTRIES, _ALL = 3, 256, 10_000
 """How many containers inside each other are looked into, with how many entries, and how many values in all."""
 _BYTES = 1 << 16
 """Arrays up to this size are compared by their contents."""
+_numpy_state: Callable[[], Any] = numpy.random.get_state
 _LIBRARIES = {*sys.stdlib_module_names, "torch", "numpy"}
 """Packages in whose classes, modules and global variables no step keeps anything."""
 
@@ -44,13 +49,11 @@ class Surroundings:
         self._seen: set[int] = set()
         self._buffers = buffers
         self._visit("", step, _DEPTH)
-        numpy = sys.modules.get("numpy.random")
-        self._random = random.getstate() if draws else None
-        self._numpy = numpy.get_state()[2] if draws and numpy is not None else None
+        self._random = (random.getstate(), _numpy_state()[2]) if draws else None
 
     def change(self, earlier: Surroundings) -> str | None:
         """Return what has changed since an earlier snapshot of the same function, in words; ``None`` if nothing has."""
-        if self._random != earlier._random or self._numpy != earlier._numpy:
+        if self._random != earlier._random:
             return "draws random numbers"
         for (name, after), (earlier_name, before) in zip_longest(self.found, earlier.found, fillvalue=("", self)):
             same = after is before or (type(after) in _PLAIN and type(after) is type(before) and after == before)
@@ -63,10 +66,13 @@ class Surroundings:
 
     def _visit(self, name: str, owner: Any, depth: int) -> None:
         """Note the contents of ``owner``."""
-        if id(owner) in self._seen or isinstance(owner, (*_PLAIN, ModuleType)) or len(self.found) > _ALL:
+        if id(owner) in self._seen or isinstance(owner, _WITHOUT_PARTS) or len(self.found) > _ALL:
             return
         self._seen.add(id(owner))
-        if isinstance(owner, Tensor):
+        if isinstance(owner, _CONTAINERS):
+            if depth:
+                self._visit_container(name, owner, depth - 1)
+        elif isinstance(owner, Tensor):
             self._keep(f"the tensor {name}", version(owner), _place(owner))
         elif isinstance(owner, (torch.jit.ScriptFunction, torch.ScriptMethod)):
             self.scripted = name
@@ -92,7 +98,7 @@ class Surroundings:
         elif isinstance(owner, Iterator) and not hasattr(owner, "__dict__"):
             self._keep(name, object())  # Where it stands is not visible: taken for changed.
         elif depth:
-            self._visit_container(name, owner, depth - 1)
+            self._visit_object(name, owner, depth - 1)
 
     def _visit_class(self, kind: type, depth: int) -> None:
         for base in kind.__mro__:
@@ -121,24 +127,20 @@ class Surroundings:
                 self._visit(where, value, depth)
 
     def _visit_container(self, name: str, owner: Any, depth: int) -> None:
-        if isinstance(owner, dict):
-            entries = list(islice(owner.items(), _ENTRIES))
-            self._keep(name, len(owner), *(value for _, value in entries))
-        elif isinstance(owner, (list, tuple, set, frozenset)) or type(owner).__name__ == "deque":
-            entries = list(enumerate(islice(owner, _ENTRIES)))
-            self._keep(name, len(owner), *(value for _, value in entries))
-        elif hasattr(owner, "__dict__"):
+        entries = list(islice(owner.items() if isinstance(owner, dict) else enumerate(owner), _ENTRIES))
+        self._keep(name, len(owner), *(value for _, value in entries))
+        for key, value in entries:
+            self._visit(f"{name}[{key!r}]", value, depth)
+
+    def _visit_object(self, name: str, owner: Any, depth: int) -> None:
+        if hasattr(owner, "__dict__"):
             if callable(owner):
                 self._visit(name, type(owner).__call__, depth)
-            return self._visit_attributes(name, owner, depth)
+            self._visit_attributes(name, owner, depth)
         else:
             with suppress(TypeError, ValueError, BufferError):
                 array = memoryview(owner)
                 self._keep(name, array.tobytes() if array.nbytes <= _BYTES else None)
-            return None
-        for key, value in entries:
-            self._visit(f"{name}[{key!r}]", value, depth)
-        return None
 
 
 def _variables(function: FunctionType) -> Iterator[tuple[str, Any]]:
