@@ -50,14 +50,17 @@ class ScanPass(ChainPass):
         tolerance = self.plan.stopping.tolerance
         if not 0.0 < first < 1.0:
             return
-        steps, error = self.burnt, first
+        enough, from_zero = log(tolerance / 4), log(first) / self.burnt if self.burnt else 0.0
+        needed = enough / from_zero if from_zero else 0.0
         fallen = [n for n, mismatch in enumerate(more, 1) if 0.0 < mismatch < first]
         if fallen:
             # A sweep is a burn-in that is longer by a segment.
             steps = fallen[-1] * -(-self.length // self.plan.count)
-            error = more[fallen[-1] - 1] / first
-        needed = self.burnt + steps * log(tolerance / 4 / first) / log(error) if steps else 0.0
-        if first > tolerance or needed < 0.7 * self.burnt:
+            last = more[fallen[-1] - 1]
+            by_sweeps = self.burnt + steps * (enough - log(first)) / (log(last) - log(first))
+            # Rounding may be most of what is left.
+            needed = min(needed, by_sweeps) if needed and log(last) < enough else by_sweeps
+        if first > tolerance or needed < 0.9 * self.burnt:
             burn = max(8, min(8 * -(-int(needed) // 8), self.length // 2))
             self.memory[self._burn_key] = torch.tensor(burn, device="cpu")
 
@@ -243,8 +246,11 @@ class Contest:
         times = self.times()
         best = min((way for way in times if way != PLAIN), key=times.__getitem__, default=PLAIN)
         self.fastest = best if times.get(best, 0.0) <= _GAIN * times.get(PLAIN, 0.0) else PLAIN
-        if any(way.is_compiled for way in times):
-            return []
+        if compiled := [way.segments for way in times if way.is_compiled]:
+            cut = [count for count in compiled if count > 1]
+            fewer = _even(min(cut) // 2, self._compiled or 1) if cut else 1
+            # The starts of a compiled step's operations cost less, so that fewer segments may be faster.
+            return [Way(fewer, True)] if fewer not in compiled and self.fastest == Way(min(cut), True) else []
         cuts = [way.segments for way in times if way != PLAIN and not way.by_newton]
         if self.fastest.by_newton or not (cuts or not self._candidates[-1].by_newton):
             return [] if self._compiled is None else [self.fastest._replace(is_compiled=True)]
@@ -255,10 +261,8 @@ class Contest:
         fresh = [Way(count) for count in near if 2 <= count <= most and count not in cuts]
         if fresh or self._compiled is None:
             return fresh[:1]
-        # The starts of a compiled step's operations cost less, so that fewer segments may be faster.
         counts = [] if self.fastest == PLAIN else [best.segments, max(2, best.segments // 2)]
-        compiled = [Way(_even(count, self._compiled), True) for count in counts]
-        return [*dict.fromkeys(compiled), Way(1, True)]
+        return [*dict.fromkeys(Way(_even(count, self._compiled), True) for count in counts), Way(1, True)]
 
 
 def _even(count: int, length: int) -> int:

@@ -1,10 +1,14 @@
-"""Which way a loop takes next, by the times of its calls."""
+"""Which way a loop takes next, by the times of its calls, and how long its burn-in is, by the errors of the last."""
 
 import itertools
+from math import log2
 
 import pytest
+import torch
 
-from gradfree.scans.knowledge import PLAIN, Contest, Way, by_newton
+from gradfree.convergence.outcome import Outcome, StoppingRule
+from gradfree.scans.knowledge import PLAIN, Contest, ScanPass, Way, by_newton
+from gradfree.segments.rule import SegmentPlan
 
 NEWTON = by_newton(1000)
 
@@ -40,16 +44,18 @@ def test_numbers_of_segments_climb_to_the_fastest():
     assert ways[-1].segments == 64
 
 
-@pytest.mark.parametrize("best", [Way(64, True), Way(32, True), Way(1, True)])
-def test_half_of_the_fastest_number_of_segments_may_be_faster_compiled(best):
+@pytest.mark.parametrize(
+    ("best", "tried"), [(64, [64, 32, 1]), (32, [64, 32, 1, 16]), (16, [64, 32, 1, 16, 8]), (1, [64, 32, 1])]
+)
+def test_fewer_segments_may_be_faster_compiled(best, tried):
     """The plain loop may be, too. Compiled chunks of eight steps must fill the segments."""
 
     def seconds(way):
-        return 0.5 if way == best else 0.8 if way.is_compiled else abs(way.segments - 64) + 1.0
+        return 0.5 + abs(log2(way.segments / best)) / 20 if way.is_compiled else abs(way.segments - 64) + 1.0
 
-    ways = calls(seconds, Way(64), count=30, compiled=1024)
-    assert list(dict.fromkeys(way for way in ways if way.is_compiled)) == [Way(64, True), Way(32, True), Way(1, True)]
-    assert ways[-1] == best
+    ways = calls(seconds, Way(64), count=40, compiled=1024)
+    assert list(dict.fromkeys(way for way in ways if way.is_compiled)) == [Way(count, True) for count in tried]
+    assert ways[-1] == Way(best, True)
 
 
 @pytest.mark.parametrize(("compiled", "fastest"), [(None, PLAIN), (1024, Way(1, True))])
@@ -89,3 +95,18 @@ def test_the_time_of_compiling_does_not_count():
             for what in ("forward", "backward"):
                 contest.note(way, what, 0.0, seconds if way != PLAIN else 2.0)
     assert contest.fastest == NEWTON._replace(is_compiled=True)
+
+
+@pytest.mark.parametrize("segments", [8, 32])
+def test_a_burn_in_is_no_longer_than_its_errors_ask_for(segments):
+    """Errors fall by a tenth in eight steps, down to those of rounding: 45 steps reach a quarter of the tolerance."""
+    length, memory, burns = 1024, {}, []
+    for _ in range(4):
+        each = ScanPass("layer", "forward", memory, length, torch.empty(1, 64), "any")
+        each.plan, each.burnt = SegmentPlan(segments, 0, StoppingRule(1e-5, 9)), each.burn
+        errors = [max(10.0 ** -((each.burn + sweep * length // segments) / 8), 2e-7) for sweep in range(9)]
+        last = next(n for n, error in enumerate(errors) if error <= 1e-5)
+        each.outcome = Outcome(1e-5, last, errors[: last + 1], settled=True)
+        each.remember()
+        burns.append(each.burn)
+    assert burns[-1] == 48
