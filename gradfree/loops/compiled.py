@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -13,6 +14,9 @@ from torch import Tensor
 
 from gradfree.errors import ChainError
 from gradfree.loops.recurrence import LeafStep, Loop, Structure, leaf_step
+from gradfree.torchside.graph import walk
+from gradfree.torchside.hooks import without_hooks
+from gradfree.torchside.random_state import RandomState
 
 CHUNK = 8
 """Steps a chunk. More take a minute to compile, and are not faster."""
@@ -38,18 +42,23 @@ def run_chunk_of_segments(
     return torch.func.vmap(run, in_dims=(0, 1), out_dims=(0, 1))(carry, xs)
 
 
+Chunk = Callable[[LeafStep, Sequence[Tensor], Sequence[Tensor]], tuple[Sequence[Tensor], list[Tensor]]]
+""":func:`run_chunk`, :func:`run_chunk_of_segments`, or one of them compiled."""
+
+
 class Compiler:
     """Compiles chunks, a function for each set of shapes and each grad mode."""
 
     def __init__(self) -> None:
-        self._functions: dict[Hashable, Callable[..., Any]] = {}
+        self._functions: dict[Hashable, Chunk] = {}
 
     def run(
-        self, chunk: Callable[..., Any], step: LeafStep, carry: Sequence[Tensor], xs: Sequence[Tensor]
+        self, name: str, chunk: Chunk, step: LeafStep, carry: Sequence[Tensor], xs: Sequence[Tensor]
     ) -> tuple[Sequence[Tensor], list[Tensor], Sequence[Tensor]]:
         """Run all steps of ``xs`` in chunks, and those that are left one by one.
 
         Args:
+            name: of the step, for messages.
             chunk: :func:`run_chunk` or :func:`run_chunk_of_segments`.
             step: the step.
             carry: the carry before the first step.
@@ -65,7 +74,8 @@ class Compiler:
         for begin in range(0, length, CHUNK):
             part = [x[begin : begin + CHUNK] for x in xs]
             before = carry
-            carry, ys = (self._compiled(chunk, carry, part) if len(part[0]) == CHUNK else chunk)(step, carry, part)
+            run = self._compiled(name, chunk, step, carry, part) if len(part[0]) == CHUNK else chunk
+            carry, ys = run(step, carry, part)
             pieces.append(ys)
         return (
             carry,
@@ -73,16 +83,61 @@ class Compiler:
             before,
         )
 
-    def _compiled(self, chunk: Any, carry: Sequence[Tensor], xs: Sequence[Tensor]) -> Callable[..., Any]:
+    def _compiled(
+        self, name: str, chunk: Chunk, step: LeafStep, carry: Sequence[Tensor], xs: Sequence[Tensor]
+    ) -> Chunk:
         shapes = tuple((t.shape, t.stride(), t.dtype, t.device, t.requires_grad) for t in (*carry, *xs))
         key = (chunk, shapes, torch.is_grad_enabled(), torch.is_inference_mode_enabled())
         if key not in self._functions:
-            _check_compiler(carry[0].device)
-            # Another code object for each, since torch counts recompilations by code.
-            code = chunk.__code__.replace(co_name=f"{chunk.__name__}_{len(self._functions)}")
-            own = FunctionType(code, chunk.__globals__, code.co_name)
-            self._functions[key] = torch.compile(own, fullgraph=True, dynamic=False)
+            compiled = _compile(chunk, carry[0].device, len(self._functions))
+            if chunk is run_chunk_of_segments and not _is_right(compiled, chunk, step, carry, xs):
+                warnings.warn(
+                    f"{name} runs uncompiled in segments: torch.compile gives other results or gradients than the step "
+                    "itself. With engine='backprop' it is compiled, without segments.",
+                    stacklevel=2,
+                )
+                compiled = chunk
+            self._functions[key] = compiled
         return self._functions[key]
+
+
+def _compile(chunk: Any, device: torch.device, number: int) -> Chunk:
+    _check_compiler(device)
+    # Another code object for each, since torch counts recompilations by code.
+    code = chunk.__code__.replace(co_name=f"{chunk.__name__}_{number}")
+    own = FunctionType(code, chunk.__globals__, code.co_name)
+    # On a CPU most of a chunk's time is Python's. For CUDA, torch cannot compile backward passes so (issue 178845).
+    found: Chunk = torch.compile(own, fullgraph=True, dynamic=False, options={"cpp_wrapper": device.type == "cpu"})
+    return found
+
+
+def _is_right(compiled: Chunk, chunk: Chunk, step: LeafStep, carry: Sequence[Tensor], xs: Sequence[Tensor]) -> bool:
+    """Return whether a compiled chunk has the results and gradients of the chunk itself, up to rounding.
+
+    Of chunks in segments torch.compile loses the gradient of a ``torch.autograd.Function`` in silence, for example.
+    """
+    carry, xs = ([t.detach().requires_grad_(t.requires_grad) for t in part] for part in (carry, xs))
+    with RandomState().restored():  # Compilation draws random numbers.
+        expected, found = ([*after, *ys] for after, ys in (run(step, carry, xs) for run in (chunk, compiled)))
+        if leaves := walk(expected).leaves:
+            with without_hooks(leaves):
+                expected, found = ([*outputs, *_gradients(outputs, leaves)] for outputs in (expected, found))
+    return all(_is_near(a, b) for a, b in zip(found, expected, strict=True))
+
+
+def _gradients(outputs: Sequence[Tensor], leaves: Sequence[Tensor]) -> Sequence[Tensor]:
+    """Return the gradients of ``leaves``, zero where there is none, of a function of all outputs."""
+    live = [t for t in outputs if t.requires_grad]
+    if not live:
+        return [torch.zeros_like(leaf) for leaf in leaves]
+    return torch.autograd.grad(live, leaves, [1 + t.detach() for t in live], allow_unused=True, materialize_grads=True)
+
+
+def _is_near(a: Tensor, b: Tensor) -> bool:
+    if not b.numel() or not (b.is_floating_point() or b.is_complex()):
+        return torch.equal(a, b)
+    # Not numbers say nothing.
+    return not (a - b).abs().max() > torch.finfo(b.dtype).eps ** 0.5 * b.abs().max()
 
 
 def run_every_step(loop: Loop, compiler: Compiler | None) -> tuple[Any, Any]:
@@ -104,14 +159,14 @@ def run_compiled(loop: Loop, compiler: Compiler) -> tuple[tuple[Any, Any], Any]:
     (structure, parts), (of_y, early) = Structure.of(carry), Structure.of(first)
     with compiling(loop.name):
         step, xs = leaf_step(loop, structure, of_y), [x[head:] for x in loop.xs if x is not None]
-        after, late, _ = compiler.run(run_chunk, step, parts, xs)
+        after, late, _ = compiler.run(loop.name, run_chunk, step, parts, xs)
     ys = of_y.build([torch.cat(both) for both in zip(early, late, strict=True)])
     return (structure.build(after), ys), carry
 
 
 @contextmanager
 def compiling(name: str) -> Iterator[None]:
-    """Compile inside the ``with`` so that backward passes can be repeated, and name the step in errors."""
+    """Compile, and run compiled steps, so that backward passes can be repeated; name the step in errors."""
     from torch._dynamo import config as of_dynamo
     from torch._dynamo import exc
     from torch._functorch import config

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_flatten, tree_leaves
 from gradfree.chains.solving import offer_figure
 from gradfree.convergence.outcome import coarsest_dtype
 from gradfree.errors import CHANGED_IN_PLACE, STEP_CHANGED, ChainError
-from gradfree.loops.compiled import compiling, run_compiled
+from gradfree.loops.compiled import Compiler, compiling, run_compiled
 from gradfree.loops.recurrence import Loop, LoopMemory, Structure, builder
 from gradfree.newton.iteration import NewtonRule
 from gradfree.scans.first_step import FirstStep, Replacing, run_first_step
@@ -140,7 +140,7 @@ class SegmentedLoop:
 
     def _try_segments(self, first: FirstStep, plan: SegmentPlan, way: Way) -> tuple[LoopSegments, Ran | None]:
         """Run all segments until their borders agree; ``None`` if they do not, or if the step cannot run so."""
-        loop, step = self.loop, self.loop.step
+        loop = self.loop
         compiler = self.known.compiler(way)
         if way.by_newton:
             segments: LoopSegments = NewtonSteps(loop, first, compiler)
@@ -150,11 +150,7 @@ class SegmentedLoop:
             burn = self.forward.burnt = min(self.forward.burn_in(self.rule.cut), loop.length - cut.steps)
             segments = LoopSegments(loop, first, cut, burn, compiler)
         try:
-            with (
-                nullcontext() if compiler is None else compiling(loop.name),
-                _restored(self.scratch),
-            ):
-                before = Surroundings(step, self.scratch is None)
+            with _compiling(compiler, loop), _restored(self.scratch):
                 ran, outcome = segments.solve(plan.stopping)
         except DependentRowsError:
             if self.rule.cut is not None:
@@ -168,7 +164,7 @@ class SegmentedLoop:
         except RuntimeError as error:  # All that vmap raises for steps that it cannot run.
             first.problem = f"cannot run at once with other steps ({_first_line(error)})"
             return segments, None
-        if change := Surroundings(step, self.scratch is None).change(before):
+        if change := Surroundings(loop.step, self.scratch is None).change(first.surroundings):
             raise STEP_CHANGED.error(name=loop.name, what=change)
         self.forward.outcome, self.forward.plan = outcome, plan
         return segments, ran if outcome.settled else None
@@ -208,10 +204,11 @@ class _Call:
         found: Any = None
         settled = False
         try:
-            found, this.outcome = solver.solve(this.plan.stopping)
-            settled = this.outcome.settled
-            if not settled and segments.cut.steps > 1:
-                found, settled = solver.solve_in_order(), True
+            with _compiling(owner.known.compiler(self.watch.way), owner.loop):
+                found, this.outcome = solver.solve(this.plan.stopping)
+                settled = this.outcome.settled
+                if not settled and segments.cut.steps > 1:
+                    found, settled = solver.solve_in_order(), True
         except torch.OutOfMemoryError:
             raise
         except RuntimeError as error:
@@ -310,6 +307,10 @@ def _restored(module: nn.Module | None) -> Iterator[None]:
         for each, (attributes, buffers) in zip(modules, before, strict=True):
             vars(each).update((name, value) for name, value in attributes.items() if isinstance(value, Tensor))
             each._buffers.update(buffers)
+
+
+def _compiling(compiler: Compiler | None, loop: Loop) -> AbstractContextManager[None]:
+    return nullcontext() if compiler is None else compiling(loop.name)
 
 
 def _first_line(error: Exception) -> str:

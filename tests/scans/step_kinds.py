@@ -5,58 +5,12 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 import uncut_steps
+from surrogates import OldSpike, Scale, Spike
 from torch import nn
 
 import gradfree
 
 B, I, H = 3, 3, 8  # noqa: E741
-
-
-class OldSpike(torch.autograd.Function):
-    """A surrogate gradient in the form that vmap has no rule for."""
-
-    @staticmethod
-    def forward(ctx, u):
-        ctx.save_for_backward(u)
-        return (u > 0).to(u.dtype)
-
-    @staticmethod
-    def backward(ctx, g):
-        (u,) = ctx.saved_tensors
-        return g / (1 + (3 * u).abs()) ** 2
-
-
-class Spike(torch.autograd.Function):
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(u):
-        return (u > 0).to(u.dtype)
-
-    @staticmethod
-    def setup_context(ctx, inputs, output):
-        ctx.save_for_backward(inputs[0])
-
-    backward = OldSpike.backward
-
-
-class Scale(torch.autograd.Function):
-    """Takes a weight that no TorchFunctionMode sees."""
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(h, w):
-        return h * w
-
-    @staticmethod
-    def setup_context(ctx, inputs, output):
-        ctx.save_for_backward(*inputs)
-
-    @staticmethod
-    def backward(ctx, g):
-        h, w = ctx.saved_tensors
-        return g * w, g * h
 
 
 def both(value):
@@ -221,6 +175,16 @@ def top(t):
     return params, step
 
 
+def scattered(t):
+    read = nn.Linear(H, H)
+
+    def step(h, x):
+        found, at = (h + x.repeat(1, 3)[:, :H]).topk(2, -1)
+        return torch.tanh(0.5 * read(h)) + 0.3 * torch.zeros_like(h).scatter(-1, at, found), found
+
+    return [*read.parameters()], step, torch.zeros(B, H), t.x
+
+
 def trees(t):
     params, cell = gru(t)
 
@@ -362,6 +326,7 @@ KINDS = {
     "dict of inputs with a mask": (same(masked), True),
     "where on values": (same(data_dependent), True),
     "topk": (same(top), True),
+    "topk, scattered": (scattered, True),
     "trees with None": (trees, True),
     "no outputs": (no_outputs, True),
     "counter in the carry": (counter, True),

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from oracles import off_by
-from scan_tasks import loop
+from scan_tasks import CutTask, compare, loop
 from torch import nn
 
 import gradfree
@@ -58,6 +58,20 @@ def test_compiled_steps_equal_the_loop_and_are_compiled_once(segments):
     before = counters["unique_graphs"]
     assert off_by(gradients(compiled), expected) < 1e-10
     assert counters["unique_graphs"] == before
+
+
+class CompiledTask(CutTask):
+    def cut(self, step, init, xs):
+        return super().cut(step, init, xs, compile=True)
+
+
+@pytest.mark.parametrize("kind", ["spikes with a vmap rule", "topk, scattered"])
+def test_what_torch_compiles_wrongly_in_segments_runs_uncompiled_with_a_warning(kind):
+    """The first loses its gradient, the second carries other values from chunk to chunk."""
+    task = CompiledTask(kind, 56)
+    assert compare(task) < 1e-10
+    assert task.was_cut
+    assert any("runs uncompiled in segments" in message for message in task.messages)
 
 
 def test_both_passes_of_each_compiled_way_are_timed(monkeypatch):
