@@ -16,6 +16,7 @@ from gradfree.errors import ChainError
 from gradfree.loops.recurrence import LeafStep, Loop, Structure, leaf_step
 from gradfree.torchside.graph import walk
 from gradfree.torchside.hooks import without_hooks
+from gradfree.torchside.private import hooks_of
 from gradfree.torchside.random_state import RandomState
 
 CHUNK = 8
@@ -151,6 +152,9 @@ def run_compiled(loop: Loop, compiler: Compiler) -> tuple[tuple[Any, Any], Any]:
 
     Returns:
         The final carry and the outputs; the carry after the first steps.
+
+    Raises:
+        ChainError: the step cannot be compiled, or it registers hooks on its carry.
     """
     head = (loop.length - 1) % CHUNK + 1
     carry, first = replace(loop, xs=[x if x is None else x[:head] for x in loop.xs]).run()
@@ -159,7 +163,13 @@ def run_compiled(loop: Loop, compiler: Compiler) -> tuple[tuple[Any, Any], Any]:
     (structure, parts), (of_y, early) = Structure.of(carry), Structure.of(first)
     with compiling(loop.name):
         step, xs = leaf_step(loop, structure, of_y), [x[head:] for x in loop.xs if x is not None]
+        hooks = [len(hooks_of(t) or ()) for t in parts]
         after, late, _ = compiler.run(loop.name, run_chunk, step, parts, xs)
+    if hooks != [len(hooks_of(t) or ()) for t in parts]:
+        raise ChainError(
+            f"{loop.name} registers hooks on its carry, which get other gradients where torch.compile compiles several "
+            "steps. Register them on what the step makes of it, or leave compile=True out."
+        )
     ys = of_y.build([torch.cat(both) for both in zip(early, late, strict=True)])
     return (structure.build(after), ys), carry
 

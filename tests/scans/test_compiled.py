@@ -132,6 +132,20 @@ def test_a_number_that_changes_too_often_is_named():
             run(3.0)
 
 
+def test_a_step_that_hooks_its_carry_is_refused():
+    """In torch 2.13 the hook gets another gradient than in the loop."""
+    read = nn.Linear(H, H)
+
+    def step(h, x):
+        if h.requires_grad:
+            h.register_hook(lambda g: 0.5 * g)
+        h = torch.tanh(read(h) + x)
+        return h, h
+
+    with pytest.raises(ChainError, match="registers hooks on its carry"):
+        gradfree.scan(step, torch.zeros(B, H), torch.randn(9, B, H), engine="backprop", compile=True)
+
+
 def test_a_step_with_a_graph_break_is_refused():
     def step(h, x):
         print("a break")
