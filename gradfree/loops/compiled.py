@@ -16,7 +16,7 @@ from gradfree.errors import ChainError
 from gradfree.loops.recurrence import LeafStep, Loop, Structure, leaf_step
 from gradfree.torchside.graph import walk
 from gradfree.torchside.hooks import without_hooks
-from gradfree.torchside.private import hooks_of
+from gradfree.torchside.private import hooks_of, saves_elsewhere
 from gradfree.torchside.random_state import RandomState
 
 CHUNK = 8
@@ -87,6 +87,9 @@ class Compiler:
     def _compiled(
         self, name: str, chunk: Chunk, step: LeafStep, carry: Sequence[Tensor], xs: Sequence[Tensor]
     ) -> Chunk:
+        # A checkpoint's second run must save what the first one did, and only the first use is compared.
+        if chunk is run_chunk_of_segments and saves_elsewhere():
+            return chunk
         shapes = tuple((t.shape, t.stride(), t.dtype, t.device, t.requires_grad) for t in (*carry, *xs))
         key = (chunk, shapes, torch.is_grad_enabled(), torch.is_inference_mode_enabled())
         if key not in self._functions:

@@ -5,6 +5,7 @@ import torch
 from oracles import off_by
 from scan_tasks import CutTask, compare, loop
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 import gradfree
 from gradfree import CellLayer, ChainError
@@ -130,6 +131,24 @@ def test_a_number_that_changes_too_often_is_named():
         run(2.0)
         with pytest.raises(ChainError, match="Make such numbers tensors"):
             run(3.0)
+
+
+def test_a_checkpoint_saves_the_same_in_both_runs():
+    """What is done at the first use of a compiled chunk saves tensors, too."""
+    read, x = nn.Linear(H, H), torch.randn(32, B, H, requires_grad=True)
+    engine = gradfree.create_engine("shooting", segments=4, burn=8)
+
+    def step(h, x):
+        h = torch.tanh(0.5 * read(h) + x)
+        return h, h
+
+    def gradients(run):
+        return torch.autograd.grad(run(step, torch.zeros(B, H), x)[1].sin().sum(), [x, *read.parameters()])
+
+    def checkpointed(*arguments):
+        return checkpoint(lambda: gradfree.scan(*arguments, engine=engine, compile=True), use_reentrant=False)
+
+    assert off_by(gradients(checkpointed), gradients(loop)) < 1e-10
 
 
 def test_a_step_that_hooks_its_carry_is_refused():
