@@ -110,7 +110,7 @@ def _compile(chunk: Any, device: torch.device, number: int) -> Chunk:
     # Another code object for each, since torch counts recompilations by code.
     code = chunk.__code__.replace(co_name=f"{chunk.__name__}_{number}")
     own = FunctionType(code, chunk.__globals__, code.co_name)
-    # On a CPU most of a chunk's time is Python's. For CUDA, torch cannot compile backward passes so (issue 178845).
+    # On a CPU most of a chunk's time is Python's. On GPUs torch cannot compile backward passes so (issue 178845).
     found: Chunk = torch.compile(own, fullgraph=True, dynamic=False, options={"cpp_wrapper": device.type == "cpu"})
     return found
 
