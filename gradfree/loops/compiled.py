@@ -15,6 +15,7 @@ from torch import Tensor
 from gradfree.errors import ChainError
 from gradfree.loops.recurrence import LeafStep, Loop, Structure, leaf_step
 from gradfree.torchside.graph import walk
+from gradfree.torchside.guards import are_near
 from gradfree.torchside.hooks import without_hooks
 from gradfree.torchside.private import hooks_of, saves_elsewhere
 from gradfree.torchside.random_state import RandomState
@@ -126,7 +127,7 @@ def _is_right(compiled: Chunk, chunk: Chunk, step: LeafStep, carry: Sequence[Ten
         if leaves := walk(expected).leaves:
             with without_hooks(leaves):
                 expected, found = ([*outputs, *_gradients(outputs, leaves)] for outputs in (expected, found))
-    return all(_is_near(a, b) for a, b in zip(found, expected, strict=True))
+    return all(_is_same(a, b) for a, b in zip(found, expected, strict=True))
 
 
 def _gradients(outputs: Sequence[Tensor], leaves: Sequence[Tensor]) -> Sequence[Tensor]:
@@ -137,11 +138,14 @@ def _gradients(outputs: Sequence[Tensor], leaves: Sequence[Tensor]) -> Sequence[
     return torch.autograd.grad(live, leaves, [1 + t.detach() for t in live], allow_unused=True, materialize_grads=True)
 
 
-def _is_near(a: Tensor, b: Tensor) -> bool:
-    if not b.numel() or not (b.is_floating_point() or b.is_complex()):
-        return torch.equal(a, b)
-    # Not numbers say nothing.
-    return not (a - b).abs().max() > torch.finfo(b.dtype).eps ** 0.5 * b.abs().max()
+def _is_same(found: Tensor, expected: Tensor) -> bool:
+    if not expected.numel() or not (expected.is_floating_point() or expected.is_complex()):
+        return torch.equal(found, expected)
+    return bool(are_near(found, expected, torch.finfo(expected.dtype).eps ** 0.5))
+
+
+def _hooks(tensors: Sequence[Tensor]) -> list[int]:
+    return [len(hooks_of(t) or ()) for t in tensors]
 
 
 def run_every_step(loop: Loop, compiler: Compiler | None) -> tuple[Any, Any]:
@@ -166,9 +170,9 @@ def run_compiled(loop: Loop, compiler: Compiler) -> tuple[tuple[Any, Any], Any]:
     (structure, parts), (of_y, early) = Structure.of(carry), Structure.of(first)
     with compiling(loop.name):
         step, xs = leaf_step(loop, structure, of_y), [x[head:] for x in loop.xs if x is not None]
-        hooks = [len(hooks_of(t) or ()) for t in parts]
+        hooks = _hooks(parts)
         after, late, _ = compiler.run(loop.name, run_chunk, step, parts, xs)
-    if hooks != [len(hooks_of(t) or ()) for t in parts]:
+    if hooks != _hooks(parts):
         raise ChainError(
             f"{loop.name} registers hooks on its carry, which get other gradients where torch.compile compiles several "
             "steps. Register them on what the step makes of it, or leave compile=True out."

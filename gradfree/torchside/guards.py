@@ -57,6 +57,12 @@ def check_finite(
         raise refusal.error(where=where)
 
 
+def are_near(actual: Tensor, expected: Tensor, rounding: float) -> Tensor:
+    """Return whether values differ by at most ``rounding`` of the largest expected one, unless that is not finite."""
+    largest = expected.abs().amax()
+    return ((actual - expected).abs().amax() <= rounding * largest) | ~largest.isfinite()
+
+
 def refuse_other_values(actual: Tensor, expected: Tensor, rounding: float, message: str, wait: bool = False) -> None:
     """Raise if values that were computed again differ from those of the forward pass, unless these are not finite.
 
@@ -71,8 +77,7 @@ def refuse_other_values(actual: Tensor, expected: Tensor, rounding: float, messa
     """
     if not expected.numel() or is_simulated(expected):
         return
-    largest = expected.abs().amax()
-    same = ((actual - expected).abs().amax() <= rounding * largest) | ~largest.isfinite()
+    same = are_near(actual, expected, rounding)
     if wait and not same:
         raise errors.ChainError(message)
     refuse_unless(same, message)

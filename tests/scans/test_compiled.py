@@ -81,12 +81,25 @@ def other_values(run):
     return wrong
 
 
+def no_numbers(run):
+    def wrong(step, carry, xs):
+        after, ys = run(step, carry, xs)
+        return [t * torch.nan for t in after], ys
+
+    return wrong
+
+
 def other_gradients(run):
     return lambda step, carry, xs: run(step, [t.detach() for t in carry], xs)
 
 
 @pytest.mark.parametrize(
-    ("kind", "wrongly"), [("topk, scattered", other_values), ("no batch dimension", other_gradients)]
+    ("kind", "wrongly"),
+    [
+        ("topk, scattered", other_values),
+        ("its initial state again", no_numbers),
+        ("no batch dimension", other_gradients),
+    ],
 )
 def test_what_is_compiled_wrongly_in_segments_runs_uncompiled_with_a_warning(kind, wrongly, monkeypatch):
     monkeypatch.setattr(torch, "compile", lambda chunk, **options: wrongly(chunk))
