@@ -50,8 +50,9 @@ class ScanPass(ChainPass):
         tolerance = self.plan.stopping.tolerance
         if not 0.0 < first < 1.0:
             return
-        enough, from_zero = log(tolerance / 4), log(first) / self.burnt if self.burnt else 0.0
-        needed = enough / from_zero if from_zero else 0.0
+        enough = log(tolerance / 4)
+        # As if the error had been one at the start.
+        needed = self.burnt * enough / log(first)
         fallen = [n for n, mismatch in enumerate(more, 1) if 0.0 < mismatch < first]
         if fallen:
             # A sweep is a burn-in that is longer by a segment.
@@ -168,8 +169,9 @@ class Contest:
 
     Newton's method is kept if it is faster than the plain loop. Otherwise it climbs from a first estimate of the number
     of segments by factors of two. Then the fastest way, half as many segments, and the plain loop are compiled, if that
-    is wanted. From time to time, and when weights have changed so much that segments need a longer burn-in, it starts
-    again from the fastest way; where that is compiled, only the plain loop is timed beside it, compiled and as it is.
+    is wanted, and fewer segments as long as that is faster. From time to time, and when weights have changed so much
+    that segments need a longer burn-in, it starts again from the fastest way; where that is compiled, only the plain
+    loop, compiled and as it is, and half as many segments are timed beside it.
 
     Attributes:
         fastest: the fastest way so far.
