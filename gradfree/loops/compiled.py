@@ -13,12 +13,11 @@ import torch
 from torch import Tensor
 
 from gradfree.errors import ChainError
+from gradfree.loops.agreement import Indices, agrees
 from gradfree.loops.recurrence import LeafStep, Loop, Structure, leaf_step
-from gradfree.torchside.graph import walk
-from gradfree.torchside.guards import are_near
-from gradfree.torchside.hooks import without_hooks
 from gradfree.torchside.private import hooks_of, saves_elsewhere
 from gradfree.torchside.random_state import RandomState
+from gradfree.torchside.surroundings import Surroundings
 
 CHUNK = 8
 """Steps a chunk. More take a minute to compile, and are not faster."""
@@ -44,6 +43,9 @@ def run_chunk_of_segments(
     return torch.func.vmap(run, in_dims=(0, 1), out_dims=(0, 1))(carry, xs)
 
 
+_NOT_ANEW = "fail_on_recompile"
+"""The stance in which torch raises an error, which names it, in place of compiling anew."""
+
 Chunk = Callable[[LeafStep, Sequence[Tensor], Sequence[Tensor]], tuple[Sequence[Tensor], list[Tensor]]]
 """:func:`run_chunk`, :func:`run_chunk_of_segments`, or one of them compiled."""
 
@@ -52,15 +54,18 @@ class Compiler:
     """Compiles chunks, a function for each set of shapes and each grad mode."""
 
     def __init__(self) -> None:
-        self._functions: dict[Hashable, Chunk] = {}
+        self._functions: dict[Hashable, tuple[Chunk, str]] = {}
+        """How chunks run: compiled, or as they are where that is wrong; and torch's stance on compiling them anew."""
+        self._compiled: dict[Hashable, Chunk] = {}
+        self._in_cpp = True
 
     def run(
-        self, name: str, chunk: Chunk, step: LeafStep, carry: Sequence[Tensor], xs: Sequence[Tensor]
+        self, loop: Loop, chunk: Chunk, step: LeafStep, carry: Sequence[Tensor], xs: Sequence[Tensor]
     ) -> tuple[Sequence[Tensor], list[Tensor], Sequence[Tensor]]:
         """Run all steps of ``xs`` in chunks, and those that are left one by one.
 
         Args:
-            name: of the step, for messages.
+            loop: the loop that they are of.
             chunk: :func:`run_chunk` or :func:`run_chunk_of_segments`.
             step: the step.
             carry: the carry before the first step.
@@ -74,10 +79,8 @@ class Compiler:
         """
         pieces, before, length = [], carry, len(xs[0])
         for begin in range(0, length, CHUNK):
-            part = [x[begin : begin + CHUNK] for x in xs]
             before = carry
-            run = self._compiled(name, chunk, step, carry, part) if len(part[0]) == CHUNK else chunk
-            carry, ys = run(step, carry, part)
+            carry, ys = self._run_chunk(loop, chunk, step, carry, [x[begin : begin + CHUNK] for x in xs])
             pieces.append(ys)
         return (
             carry,
@@ -85,63 +88,60 @@ class Compiler:
             before,
         )
 
-    def _compiled(
-        self, name: str, chunk: Chunk, step: LeafStep, carry: Sequence[Tensor], xs: Sequence[Tensor]
-    ) -> Chunk:
-        # A checkpoint's second run must save what the first one did, and only the first use is compared.
-        if chunk is run_chunk_of_segments and saves_elsewhere():
-            return chunk
+    def _run_chunk(
+        self, loop: Loop, chunk: Chunk, step: LeafStep, carry: Sequence[Tensor], xs: Sequence[Tensor]
+    ) -> tuple[Sequence[Tensor], list[Tensor]]:
+        # A checkpoint's second run must save what the first one did, which may have been the first use.
+        if len(xs[0]) < CHUNK or saves_elsewhere():
+            return chunk(step, carry, xs)
         shapes = tuple((t.shape, t.stride(), t.dtype, t.device, t.requires_grad) for t in (*carry, *xs))
         key = (chunk, shapes, torch.is_grad_enabled(), torch.is_inference_mode_enabled())
-        if key not in self._functions:
-            compiled = _compile(chunk, carry[0].device, len(self._functions))
-            if chunk is run_chunk_of_segments and not _is_right(compiled, chunk, step, carry, xs):
-                warnings.warn(
-                    f"{name} runs uncompiled in segments: torch.compile gives other results or gradients than the step "
-                    "itself. With engine='backprop' it is compiled, without segments.",
-                    stacklevel=2,
-                )
-                compiled = chunk
-            self._functions[key] = compiled
-        return self._functions[key]
+        run, stance = self._functions.get(key, (None, ""))
+        if run is chunk:
+            return chunk(step, carry, xs)
+        if run is not None:
+            try:
+                with torch.compiler.set_stance(stance):
+                    return run(step, carry, xs)
+            except RuntimeError as error:
+                if _NOT_ANEW not in str(error):
+                    raise
+                # Another step of the same code and shapes, or a number in it has changed.
+        return self._first_use(key, loop, chunk, step, carry, xs)
+
+    def _first_use(
+        self, key: Hashable, loop: Loop, chunk: Chunk, step: LeafStep, carry: Sequence[Tensor], xs: Sequence[Tensor]
+    ) -> tuple[Sequence[Tensor], list[Tensor]]:
+        """Run a chunk as it is, and compile it; where that gives other results, it runs as it is from now on, too."""
+        before, random = Surroundings(loop.step), RandomState(carry[0].device)
+        with Indices() as indices:
+            found = chunk(step, carry, xs)
+        # On a CPU most of a chunk's time is Python's. On GPUs torch cannot compile backward passes so (issue 178845).
+        self._in_cpp &= carry[0].device.type == "cpu" and not indices.are_used
+        place = key, self._in_cpp
+        if place not in self._compiled:
+            self._compiled[place] = _compile(chunk, carry[0].device, len(self._compiled), self._in_cpp)
+        # Steps in segments keep nothing outside, which is checked before.
+        in_segments = chunk is run_chunk_of_segments
+        repeats = in_segments or not (random.torch_has_drawn() or Surroundings(loop.step).change(before))
+        self._functions[key] = self._compiled[place], _NOT_ANEW if repeats else "default"
+        if repeats and not agrees(self._compiled[place], chunk, step, carry, xs):
+            self._functions[key] = chunk, "default"
+            warnings.warn(
+                f"{loop.name} runs uncompiled{' in segments' if in_segments else ''}: torch.compile gives other "
+                "results or gradients than the step itself.",
+                stacklevel=2,
+            )
+        return found
 
 
-def _compile(chunk: Any, device: torch.device, number: int) -> Chunk:
+def _compile(chunk: Any, device: torch.device, number: int, in_cpp: bool) -> Chunk:
     _check_compiler(device)
     # Another code object for each, since torch counts recompilations by code.
     code = chunk.__code__.replace(co_name=f"{chunk.__name__}_{number}")
     own = FunctionType(code, chunk.__globals__, code.co_name)
-    # On a CPU most of a chunk's time is Python's. On GPUs torch cannot compile backward passes so (issue 178845).
-    found: Chunk = torch.compile(own, fullgraph=True, dynamic=False, options={"cpp_wrapper": device.type == "cpu"})
+    found: Chunk = torch.compile(own, fullgraph=True, dynamic=False, options={"cpp_wrapper": in_cpp})
     return found
-
-
-def _is_right(compiled: Chunk, chunk: Chunk, step: LeafStep, carry: Sequence[Tensor], xs: Sequence[Tensor]) -> bool:
-    """Return whether a compiled chunk has the results and gradients of the chunk itself, up to rounding.
-
-    Of chunks in segments torch.compile loses the gradient of a ``torch.autograd.Function`` in silence, for example.
-    """
-    carry, xs = ([t.detach().requires_grad_(t.requires_grad) for t in part] for part in (carry, xs))
-    with RandomState().restored():  # Compilation draws random numbers.
-        expected, found = ([*after, *ys] for after, ys in (run(step, carry, xs) for run in (chunk, compiled)))
-        if leaves := walk(expected).leaves:
-            with without_hooks(leaves):
-                expected, found = ([*outputs, *_gradients(outputs, leaves)] for outputs in (expected, found))
-    return all(_is_same(a, b) for a, b in zip(found, expected, strict=True))
-
-
-def _gradients(outputs: Sequence[Tensor], leaves: Sequence[Tensor]) -> Sequence[Tensor]:
-    """Return the gradients of ``leaves``, zero where there is none, of a function of all outputs."""
-    live = [t for t in outputs if t.requires_grad]
-    if not live:
-        return [torch.zeros_like(leaf) for leaf in leaves]
-    return torch.autograd.grad(live, leaves, [1 + t.detach() for t in live], allow_unused=True, materialize_grads=True)
-
-
-def _is_same(found: Tensor, expected: Tensor) -> bool:
-    if not expected.numel() or not (expected.is_floating_point() or expected.is_complex()):
-        return torch.equal(found, expected)
-    return bool(are_near(found, expected, torch.finfo(expected.dtype).eps ** 0.5))
 
 
 def _hooks(tensors: Sequence[Tensor]) -> list[int]:
@@ -171,7 +171,7 @@ def run_compiled(loop: Loop, compiler: Compiler) -> tuple[tuple[Any, Any], Any]:
     with compiling(loop.name):
         step, xs = leaf_step(loop, structure, of_y), [x[head:] for x in loop.xs if x is not None]
         hooks = _hooks(parts)
-        after, late, _ = compiler.run(loop.name, run_chunk, step, parts, xs)
+        after, late, _ = compiler.run(loop, run_chunk, step, parts, xs)
     if hooks != _hooks(parts):
         raise ChainError(
             f"{loop.name} registers hooks on its carry, which get other gradients where torch.compile compiles several "

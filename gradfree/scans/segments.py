@@ -168,7 +168,7 @@ class LoopSegments:
         by_piece, before = [], carry
         for begin, end in zip([0, *stops], stops, strict=False):
             part = [t[begin:end] for t in x]
-            carry, ys, before = compiler.run(self.loop.name, run_chunk_of_segments, step, carry, part)
+            carry, ys, before = compiler.run(self.loop, run_chunk_of_segments, step, carry, part)
             by_piece.append(ys)
         pieces = [list(of_leaf) for of_leaf in zip(*by_piece, strict=True)] if ends else []
         return list(carry), list(before), pieces

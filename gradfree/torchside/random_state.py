@@ -26,6 +26,10 @@ class RandomState:
         for device, state in self._states.items():
             set_random_state(device, state)
 
+    def torch_has_drawn(self) -> bool:
+        """Return whether one of torch's generators has drawn since."""
+        return not all(torch.equal(random_state(device), state) for device, state in self._states.items())
+
     @contextmanager
     def restored(self) -> Iterator[None]:
         """Use this state inside the ``with``, and restore the present one afterwards."""

@@ -55,7 +55,7 @@ class CutTask:
 
     def cut(self, step, init, xs, **options):
         engine = gradfree.create_engine("shooting", segments=7, burn=6, max_sweeps=6, tolerance=1e-14)
-        return gradfree.scan(step, init, xs, engine=engine, **options)
+        return gradfree.scan(step, init, xs, **{"engine": engine, **options})
 
 
 def compare(task):

@@ -62,15 +62,80 @@ def test_compiled_steps_equal_the_loop_and_are_compiled_once(segments):
 
 
 class CompiledTask(CutTask):
+    """A kind of step, compiled in seven segments or, with ``engine="backprop"``, in the plain loop."""
+
+    def __init__(self, kind, engine=None):
+        super().__init__(kind, 56)
+        self.options = {"compile": True} if engine is None else {"compile": True, "engine": engine}
+
     def cut(self, step, init, xs):
-        return super().cut(step, init, xs, compile=True)
+        return super().cut(step, init, xs, **self.options)
 
 
 def test_a_function_with_a_rule_for_vmap_keeps_its_gradient_compiled():
     """torch 2.13 loses it in segments, in silence."""
-    task = CompiledTask("spikes with a vmap rule", 56)
+    task = CompiledTask("spikes with a vmap rule")
     assert compare(task) < 1e-10
     assert task.was_cut
+
+
+@pytest.mark.parametrize("kind", ["permutes its state", "sorts its state"])
+@pytest.mark.parametrize("engine", [None, "backprop"])
+def test_steps_that_index_are_right_compiled(kind, engine, monkeypatch):
+    """torch 2.13 has wrong gradients for the one in silence, and for the other none: it ended the process."""
+    monkeypatch.setattr("gradfree.loops.compiled.CHUNK", 3)
+    assert compare(CompiledTask(kind, engine)) < 1e-10
+
+
+def test_another_step_of_the_same_code_is_compared_too(monkeypatch):
+    """It has the shapes of the first one, which torch compiles rightly, and its parts are in a list."""
+    monkeypatch.setattr("gradfree.loops.compiled.CHUNK", 3)
+    read, order, x = nn.Linear(I, H), torch.arange(H).roll(1), torch.randn(T, B, I, requires_grad=True)
+
+    def gradients(run, operations, **options):
+        def step(h, x):
+            h = 0.5 * h + 0.4 * torch.tanh(read(x) + operations[0](h))
+            return h, h
+
+        return torch.autograd.grad(run(step, torch.zeros(B, H), x, **options)[1].sin().sum(), [x, *read.parameters()])
+
+    for operation in (torch.sin, lambda h: 0.5 * h[..., order], torch.sin):
+        found = gradients(gradfree.scan, [operation], engine="backprop", compile=True)
+        assert off_by(found, gradients(loop, [operation])) < 1e-10
+
+
+@pytest.mark.parametrize("kind", ["attention over outside states", "a weight and a tensor made of it"])
+def test_tensors_from_outside_keep_their_graph_in_the_compiled_loop(kind):
+    assert compare(CompiledTask(kind, "backprop")) < 1e-10
+
+
+class Counter(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("seen", torch.zeros(1))
+
+    def forward(self, h, x):
+        self.seen.add_(1.0)
+        return torch.tanh(h + x), self.seen * x
+
+
+def test_a_step_that_counts_is_compiled_and_runs_once_for_each_input(recwarn):
+    step, x = Counter(), torch.randn(T, B, H)
+    torch._dynamo.utils.counters.clear()
+    _, found = gradfree.scan(step, torch.zeros(B, H), x, engine="backprop", compile=True)
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"]
+    assert step.seen.item() == T
+    assert off_by([found], [loop(Counter(), torch.zeros(B, H), x)[1]]) < 1e-12
+    assert not [w for w in recwarn if "runs uncompiled" in str(w.message)]
+
+
+def test_a_step_that_draws_is_compiled(recwarn):
+    x, size = torch.ones(T, B, H), 64
+    _, found = gradfree.scan(
+        lambda h, x: (h, nn.functional.dropout(x.repeat(1, size))), torch.zeros(1), x, engine="backprop", compile=True
+    )
+    assert 0.9 < found.mean() < 1.1
+    assert not [w for w in recwarn if "runs uncompiled" in str(w.message)]
 
 
 def other_values(run):
@@ -93,20 +158,41 @@ def other_gradients(run):
     return lambda step, carry, xs: run(step, [t.detach() for t in carry], xs)
 
 
+def no_gradients(run):
+    """What torch 2.13 makes of some steps that index."""
+
+    class Raising(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, t):
+            return t.clone()
+
+        @staticmethod
+        def backward(ctx, e):
+            raise UnboundLocalError("buf5")
+
+    def wrong(step, carry, xs):
+        after, ys = run(step, carry, xs)
+        return [Raising.apply(t) for t in after], ys
+
+    return wrong
+
+
 @pytest.mark.parametrize(
     ("kind", "wrongly"),
     [
         ("topk, scattered", other_values),
         ("its initial state again", no_numbers),
         ("no batch dimension", other_gradients),
+        ("Kalman filter", no_gradients),
     ],
 )
-def test_what_is_compiled_wrongly_in_segments_runs_uncompiled_with_a_warning(kind, wrongly, monkeypatch):
+@pytest.mark.parametrize("engine", [None, "backprop"])
+def test_what_is_compiled_wrongly_runs_uncompiled_with_a_warning(kind, wrongly, engine, monkeypatch):
     monkeypatch.setattr(torch, "compile", lambda chunk, **options: wrongly(chunk))
-    task = CompiledTask(kind, 56)
+    task = CompiledTask(kind, engine)
     assert compare(task) < 1e-10
-    assert task.was_cut
-    assert any("runs uncompiled in segments" in message for message in task.messages)
+    assert task.was_cut is (engine is None)
+    assert any("runs uncompiled" in message for message in task.messages)
 
 
 def test_both_passes_of_each_compiled_way_are_timed(monkeypatch):

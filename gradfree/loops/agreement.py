@@ -1,0 +1,84 @@
+"""Whether what ``torch.compile`` makes of a chunk of steps has the results and gradients of the chunk itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import GradientEdge
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from gradfree.torchside.graph import walk
+from gradfree.torchside.guards import are_near
+from gradfree.torchside.hooks import without_hooks
+from gradfree.torchside.private import sequence_number
+from gradfree.torchside.random_state import RandomState
+
+
+class Indices(TorchDispatchMode):
+    """Notes whether operations take tensors of integers.
+
+    Of some that index, torch 2.13 uses gradients before they are made: an error in Python, a crash in C++.
+    """
+
+    are_used = False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
+        self.are_used |= any(t.dtype in _INTEGERS for t in given)
+        return func(*args, **(kwargs or {}))
+
+
+_INTEGERS = {torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8}
+
+
+def agrees(
+    compiled: Callable[..., Any], chunk: Callable[..., Any], step: Any, carry: Sequence[Tensor], xs: Sequence[Tensor]
+) -> bool:
+    """Return whether a compiled chunk has the results and gradients of the chunk itself, up to rounding.
+
+    Torch 2.13 compiles ``h[:, order]`` to wrong gradients where ``h`` is used twice, in silence, for example.
+    """
+    carry, xs = ([t.detach().requires_grad_(t.requires_grad) for t in part] for part in (carry, xs))
+    marker = torch.empty(0, requires_grad=True).view(0).grad_fn
+    try:
+        with RandomState().restored():  # Compilation draws random numbers.
+            expected, found = ([*after, *ys] for after, ys in (run(step, carry, xs) for run in (chunk, compiled)))
+            same = all(map(_is_same, found, expected))
+            if marker is None or not same:
+                return same
+            leaves, edges = _inputs(expected, sequence_number(marker))
+            with without_hooks(leaves):
+                of_found, of_expected = (_gradients(outputs, [*leaves, *edges]) for outputs in (found, expected))
+    except UnboundLocalError:  # In the compiled code: see Indices.
+        return False
+    return all(map(_is_same, of_found, of_expected))
+
+
+def _inputs(outputs: Sequence[Tensor], start: int) -> tuple[list[Tensor], list[GradientEdge]]:
+    """Return the leaves that ``outputs`` depend on, and the edges to the nodes with a number below ``start``."""
+    earlier = {node for node in walk(outputs).nodes if sequence_number(node) < start}
+    reached = walk(outputs, earlier)
+    return reached.leaves, [GradientEdge(node, number) for node, number in reached.stops]
+
+
+def _gradients(outputs: Sequence[Tensor], inputs: Sequence[Any]) -> list[Tensor | None]:
+    """Return the gradients of leaves and edges, of a function of all outputs; ``None``: there is none."""
+    live = [t for t in outputs if t.requires_grad]
+    if not live or not inputs:
+        return [None for _ in inputs]
+    given = [1 + t.detach() for t in live]
+    # An earlier node may lie before a leaf that the step takes, too: its graph is needed again.
+    return list(torch.autograd.grad(live, inputs, given, retain_graph=True, allow_unused=True))
+
+
+def _is_same(found: Tensor | None, expected: Tensor | None) -> bool:
+    if found is None or expected is None:
+        # No gradient is as good as zeros.
+        return not any(t is not None and t.any() for t in (found, expected))
+    if not expected.numel() or not (expected.is_floating_point() or expected.is_complex()):
+        return torch.equal(found, expected)
+    return bool(are_near(found, expected, torch.finfo(expected.dtype).eps ** 0.5))
