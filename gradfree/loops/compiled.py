@@ -127,8 +127,9 @@ class Compiler:
         self._functions[key] = self._compiled[place], _NOT_ANEW if repeats else "default"
         if repeats and not agrees(self._compiled[place], chunk, step, carry, xs):
             self._functions[key] = chunk, "default"
-            where, remedy = " in segments", "With engine='backprop' it may be compiled, without segments."
-            if not in_segments:
+            if in_segments:
+                where, remedy = " in segments", "With engine='backprop' it may be compiled, without segments."
+            else:
                 where, remedy = "", "Leave compile=True out."
             warnings.warn(
                 f"{loop.name} runs uncompiled{where}: torch.compile gives other results or gradients than the step "

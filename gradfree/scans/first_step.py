@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from math import inf
 from operator import is_
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map
@@ -16,7 +14,13 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_map
 from gradfree.loops.recurrence import Loop, builder
 from gradfree.scans.fused_cells import FORMULAS
 from gradfree.torchside.graph import walk
-from gradfree.torchside.private import saves_elsewhere, sequence_number, transforms_active, version
+from gradfree.torchside.private import (
+    next_sequence_number,
+    saves_elsewhere,
+    sequence_number,
+    transforms_active,
+    version,
+)
 from gradfree.torchside.surroundings import Surroundings
 
 _OBSERVES = ("register_hook", "register_post_accumulate_grad_hook", "retain_grad", "backward", "grad")
@@ -63,9 +67,7 @@ class _Watch(TorchFunctionMode):
     def __init__(self, given: list[Tensor]):
         super().__init__()
         self.given = {id(t) for t in given}
-        marker = torch.empty(0, requires_grad=True).view(0).grad_fn if torch.is_grad_enabled() else None
-        # Without gradients the step makes no nodes.
-        self._start = inf if marker is None else sequence_number(marker)
+        self._start = next_sequence_number()
         self.kept: dict[int, tuple[Tensor, int, bool]] = {}
         self.problem: str | None = None
         self.has_fused_cells = False

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from ctypes import py_object, pythonapi
 from functools import partial, wraps
+from math import inf
 from operator import attrgetter
 from pkgutil import resolve_name
 from types import FrameType
@@ -183,6 +184,12 @@ _sequence_number: Callable[[Node], Callable[[], int]] = _needed(
 def sequence_number(node: Node) -> int:
     """Return the number of a node: those made later in a thread have larger ones."""
     return _sequence_number(node)()
+
+
+def next_sequence_number() -> float:
+    """Return the number from which on nodes are made now, in this thread; infinite where gradients are disabled."""
+    node = torch.empty(0, requires_grad=True).view(0).grad_fn
+    return inf if node is None else sequence_number(node)
 
 
 hooks_of: Callable[[Tensor], OrderedDict[int, Any] | None] = _needed(
