@@ -61,7 +61,7 @@ dist: $(READY)  ## Build wheel and source distribution into dist/ and check thei
 	$(BIN)/python -m twine check --strict dist/*
 
 wheel-test: $(READY)  ## Wheel, editable install and plain checkout in an environment of their own
-	$(BIN)/pytest -m slow tests/packaging
+	$(BIN)/pytest -m slow --basetemp=build/wheel-test tests/packaging
 
 clients: $(CLIENTS)/.ready  ## Other people's programs with and without an engine, in an environment of their own
 	@for script in $(CLIENT_SCRIPTS); do \
