@@ -27,6 +27,7 @@ from gradfree.engines.discovery import Chains, alternatives, validate
 from gradfree.engines.rank_segment import Neighbors
 from gradfree.errors import ChainError
 from gradfree.torchside.optimizer_steps import AfterStep, StepCounter
+from gradfree.torchside.private import allow_repeated_backward
 from gradfree.torchside.unsaved import unsaved_hooks
 from gradfree.wording import one
 
@@ -266,9 +267,11 @@ class Engine(Solver):
         if not report.chains:
             for note in report.notes:
                 warnings.warn(f"{type(self).__name__}: {note}", stacklevel=2)
-        elif "torch._dynamo" in sys.modules:
-            # Code that is already compiled would keep running without the engine.
-            torch.compiler.reset()
+        else:
+            allow_repeated_backward()
+            if "torch._dynamo" in sys.modules:
+                # Code that is already compiled would keep running without the engine.
+                torch.compiler.reset()
         blocks = (block for site in report.chains.values() for block in site.blocks.values())
         inside = {module for block in blocks for module in block.modules()}
         outside = [module._parameters for module in model.modules() if module not in inside]

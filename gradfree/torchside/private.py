@@ -370,6 +370,13 @@ def is_compiled_around() -> bool:
     return callback is not None
 
 
+def allow_repeated_backward() -> None:
+    """Let backward passes that torch compiles from now on run again: by default they overwrite what they have saved."""
+    from torch._functorch import config
+
+    config.donated_buffer = False
+
+
 def uncompiled(function: Callable[_P, _T]) -> Callable[_P, _T]:
     """Do what ``torch.compiler.disable`` does, without importing the compiler and faster outside of compiled code."""
     disabled = (_disable or torch.compiler.disable)(function)

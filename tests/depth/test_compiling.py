@@ -61,3 +61,31 @@ def test_the_compiler_does_not_unroll_the_steps_of_a_recorded_layer():
             sizes.append(0)
             torch.compile(net, backend=backend)(torch.randn(steps, 2, 3))
     assert sizes[0] == sizes[1]
+
+
+class Normed(nn.Module):
+    def __init__(self, norm, layer):
+        super().__init__()
+        self.norm, self.layer = norm, layer
+
+    def forward(self, x):
+        return x + torch.tanh(self.layer(self.norm(x)))
+
+
+@pytest.mark.parametrize(
+    ("make", "shape"),
+    [
+        (lambda: Normed(nn.LayerNorm(6), nn.Linear(6, 6)), (6,)),
+        (lambda: Normed(nn.BatchNorm2d(6), nn.Conv2d(6, 6, 3, padding=1)), (6, 4, 4)),
+    ],
+    ids=["LayerNorm", "BatchNorm2d"],
+)
+def test_the_last_batch_of_an_epoch_may_be_smaller(make, shape):
+    """What torch compiles then would overwrite what a backward pass needs for the next VJP."""
+    model = nn.Sequential(*(make() for _ in range(3)))
+    batches = [torch.randn(samples, *shape) for samples in (4, 4, 3)]
+    with gradfree.create_engine("fixed_point", iterations=3).attach(model, batched=False):
+        expected = [gradients(model, lambda x=x: model(x)) for x in batches]
+        run = torch.compile(model, backend="aot_eager")
+        for x, each in zip(batches, expected, strict=True):
+            assert_equal_gradients(gradients(model, lambda x=x: run(x)), each)
