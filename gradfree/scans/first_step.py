@@ -15,6 +15,7 @@ from gradfree.loops.recurrence import Loop, builder
 from gradfree.scans.fused_cells import FORMULAS
 from gradfree.torchside.graph import walk
 from gradfree.torchside.private import (
+    as_written,
     next_sequence_number,
     saves_elsewhere,
     sequence_number,
@@ -56,8 +57,8 @@ class FirstStep:
     may_be_cache: bool
     surroundings: Surroundings
     remedy: str = (
-        "Return what it keeps as a part of y, draw random numbers before and pass them in xs, or use "
-        "engine='backprop', which is the plain loop without this warning."
+        "What it keeps it may return as a part of y or of the carry; random numbers may be drawn before and passed in "
+        "xs. engine='backprop' is the plain loop without this warning."
     )
 
 
@@ -126,7 +127,7 @@ def run_first_step(loop: Loop, scratch: bool) -> FirstStep:
     init = tree_map(lambda t: t.view_as(t) if isinstance(t, Tensor) and t.requires_grad else t, loop.init)
     given = [t for t in tree_leaves((init, x)) if isinstance(t, Tensor)]
     before = Surroundings(loop.step, not scratch)
-    with _Watch(given) as watch:
+    with as_written(), _Watch(given) as watch:
         carry, y = loop.call(init, x)
     # What the step returns as it is, no function takes.
     watch.note(tree_leaves((carry, y)))

@@ -9,7 +9,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from torch import Tensor, nn
-from torch.utils._pytree import tree_flatten, tree_map
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map
 
 from gradfree.engines.engine import Engine
 from gradfree.loops.compiled import Compiler
@@ -53,7 +53,8 @@ def scan(
             the step must compile as a whole, without graph breaks.
 
     Raises:
-        TypeError: ``xs`` or y has leaves that are neither tensors nor ``None``; the step does not return a pair.
+        TypeError: ``xs`` or y, or with ``compile`` also ``init``, has leaves that are neither tensors nor ``None``; the
+            step does not return a pair.
         ValueError: there is no step, the sequences differ in length, or a tensor has no dimension ``dim``; an engine
             that needs recorded chains.
         ChainError: second derivatives of a call that ran in segments; a step that cannot be compiled.
@@ -63,6 +64,11 @@ def scan(
         raise ValueError(
             f"scan: {type(solver).__name__} only solves recorded chains. Use engine='shooting', 'newton', 'auto' or "
             "'backprop', or attach the engine to a gradfree.CellLayer."
+        )
+    if compile and (others := [t for t in tree_leaves(init) if not (t is None or isinstance(t, Tensor))]):
+        raise TypeError(
+            f"scan: with compile=True init must consist of tensors and None, not {type(others[0]).__name__}. Make it a "
+            "tensor, or leave compile=True out."
         )
     leaves, spec = tree_flatten(xs)
     steps = [None if x is None else _by_step(x, dim) for x in leaves]

@@ -166,6 +166,10 @@ class SegmentedLoop:
             return segments, None
         if change := Surroundings(loop.step, self.scratch is None).change(first.surroundings):
             raise STEP_CHANGED.error(name=loop.name, what=change)
+        if segments.has_other_dtypes(ran):
+            first.problem = "gives results of other dtypes where it runs at once with other steps"
+            first.remedy = "Give numbers in xs, tensors without dimensions, the dtype of the carry."
+            return segments, None
         self.forward.outcome, self.forward.plan = outcome, plan
         return segments, ran if outcome.settled else None
 

@@ -17,6 +17,7 @@ from gradfree.scans.first_step import FirstStep, Replacing
 from gradfree.scans.layout import Cut
 from gradfree.segments.multiple_shooting import SweepResult, solve_borders
 from gradfree.torchside.hooks import without_hooks
+from gradfree.torchside.private import as_written
 
 
 @dataclass
@@ -62,10 +63,13 @@ class LoopSegments:
         self._compiler = None if first.inner or first.has_fused_cells else compiler
         self.carry, carry = Structure.of(loop.init)
         self.x_at = [n for n, t in enumerate(loop.xs) if t is not None]
-        self.y, _ = Structure.of(first.y)
+        self.y, made = Structure.of(first.y)
         self.init = [t.detach() for t in carry]
         self.dtypes = [t.dtype for t in self.init]
+        self.dtypes_of_y = [t.dtype for t in made]
         _, after = Structure.of(first.carry)
+        # The part of the carry that a leaf of y is, as in ``return h, h``.
+        self.part_of = [next((n for n, c in enumerate(after) if c is t), None) for t in made]
         # As in the loop, parts of the carry that no gradient reaches have no graph.
         self.needed = [a.requires_grad or b.requires_grad for a, b in zip(carry, after, strict=True)]
         self.x = [cut.split(loop.xs[n].detach()) for n in self.x_at]
@@ -153,7 +157,7 @@ class LoopSegments:
                 ys.append(y)
             return carry, before if steps > 1 else [], ys if ends else []
 
-        with Replacing(others) if others or self.first.has_fused_cells else nullcontext():
+        with as_written(), Replacing(others) if others or self.first.has_fused_cells else nullcontext():
             found: Any = torch.func.vmap(run, in_dims=(0, 1))(starts, x)
         carry, before, ys = found
         cuts = list(zip([0, *ends], ends, strict=False))
@@ -172,6 +176,14 @@ class LoopSegments:
             by_piece.append(ys)
         pieces = [list(of_leaf) for of_leaf in zip(*by_piece, strict=True)] if ends else []
         return list(carry), list(before), pieces
+
+    def has_other_dtypes(self, ran: Ran) -> bool:
+        """Return whether a run has results of other dtypes than the loop.
+
+        ``torch.func.vmap`` gives numbers, tensors without dimensions, a dimension, with which they count for dtypes.
+        """
+        of_y = [pieces[0].dtype for pieces in ran.pieces]
+        return [t.dtype for t in ran.leaving] != self.dtypes or of_y != self.dtypes_of_y
 
     def outputs(self, ran: Ran) -> list[Tensor]:
         """Return the leaves of the final carry and of the outputs of all steps, (T, ...)."""
@@ -293,7 +305,9 @@ class LoopSegmentsBackward:
         """Return the largest cotangent of a part of the carry in each segment, as far as it is known, (C,)."""
         like = self.ran.starts[n]
         known = [leaving, *(numbers(v) for v in inner if v.shape[1:] == like.shape[1:])]
-        known += [numbers(e).transpose(0, 1) for e in self.e if e is not None and e.shape[2:] == like.shape[1:]]
+        # Of other outputs it is not known how much of their cotangents reaches the carry.
+        of_part = [e for e, part in zip(self.e, self.segments.part_of, strict=True) if part == n]
+        known += [numbers(e).transpose(0, 1) for e in of_part if e is not None]
         sizes = torch.stack([largest_of_rows(v).to(leaving.dtype) for v in known]).amax(0)
         if (e := self.final[n]) is not None:
             sizes[-1] = torch.maximum(sizes[-1], largest(numbers(e)))

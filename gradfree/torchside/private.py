@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from ctypes import py_object, pythonapi
 from functools import partial, wraps
 from math import inf
@@ -375,6 +375,12 @@ def allow_repeated_backward() -> None:
     from torch._functorch import config
 
     config.donated_buffer = False
+
+
+def as_written() -> AbstractContextManager[Any]:
+    """Run what the user has compiled as it is written: torch compiles neither in modes for functions nor in vmap."""
+    # Without it nothing is compiled, and its import takes a second.
+    return torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
 
 
 def uncompiled(function: Callable[_P, _T]) -> Callable[_P, _T]:

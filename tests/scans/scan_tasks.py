@@ -67,6 +67,7 @@ def compare(task):
     task.messages = [str(w.message) for w in caught]
     task.was_cut = any(of["sequential"] == 0 for of in figures.values())
     assert [g is None for g in grads] == [g is None for g in expected_grads]
+    assert [a.dtype for a in actual] == [e.dtype for e in expected]
     pairs = [(a, e) for a, e in zip((*actual, *grads), (*expected, *expected_grads), strict=True) if e is not None]
     wide = [(a.to(torch.float64), e.to(torch.float64)) for a, e in pairs]
     return off_by(*zip(*wide, strict=True))

@@ -371,5 +371,6 @@ KINDS = {
     "checkpoint inside": (uncut(uncut_steps.checkpointed), False),
     "old form of Function": (spikes(OldSpike), False),
     "BatchNorm in training": (same(batch_norm(True)), False),
+    "numbers of a wider dtype": (uncut(uncut_steps.wider_numbers), False),
     "carry that grows": (uncut(uncut_steps.narrow_start), False),
 }

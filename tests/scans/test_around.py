@@ -177,6 +177,11 @@ def test_bad_arguments_are_refused(xs, engine, error, message):
         gradfree.scan(lambda h, x: (h, h), torch.zeros(3), xs, engine=engine)
 
 
+def test_a_carry_that_cannot_be_compiled_is_refused():
+    with pytest.raises(TypeError, match="tensors and None, not int"):
+        gradfree.scan(lambda c, x: ((c[0] + x, c[1] + 1), x), (torch.zeros(3), 0), torch.zeros(4, 3), compile=True)
+
+
 @pytest.mark.parametrize("engine", ["shooting", "newton", "backprop"])
 @pytest.mark.parametrize("length", [9, 300])
 @pytest.mark.parametrize(("found", "words"), [(lambda h: h, "a Tensor"), (lambda h: (h, h, h), "3 values")])
@@ -213,6 +218,16 @@ def test_a_compiled_model_may_call_scan_with_a_closure(at_once):
 
 def scripted_cell(x, h, weight):
     return 0.5 * torch.tanh(x) + 0.3 * torch.matmul(h, weight)
+
+
+@pytest.mark.slow
+def test_a_compiled_cell_runs_as_it_is_written(at_once, recwarn):
+    """torch compiles as a whole neither in modes for functions nor in ``vmap``."""
+    program = Program()
+    program.cell = torch.compile(program.cell, backend="aot_eager", fullgraph=True)
+    for _ in range(2):
+        assert off_by(grads(program.loss(at_once), program), expected()) < 1e-10
+    assert not [w for w in recwarn if "runs step by step" in str(w.message)]
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script", "ignore:.*TorchScript has compiled")

@@ -65,3 +65,22 @@ def test_small_numbers_that_grow_are_right_before_a_large_one():
             found.append((h.detach(), *torch.autograd.grad(h.sum(), factor)))
     torch.testing.assert_close(found[1], found[0], rtol=1e-9, atol=0.0)
     assert figures
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e-6])
+def test_gradients_are_exact_to_the_tolerance_however_little_the_outputs_depend_on_the_carry(scale):
+    """Their cotangents, as large as the carry, are no measure of the carry's cotangents."""
+    torch.set_default_dtype(torch.float32)
+    weight, x, e = (torch.randn(8, 8) / 10).requires_grad_(), torch.randn(1000, 2, 8), torch.randn(1000, 2, 8)
+
+    def step(h, x):
+        h = 0.9 * h + 0.1 * torch.tanh(x + h @ weight)
+        return h, scale * h
+
+    found = []
+    for engine in ("backprop", gradfree.create_engine("shooting", segments=8, burn=16)):
+        with gradfree.engine_figures() as figures:
+            _, y = gradfree.scan(step, torch.zeros(2, 8), x, engine=engine)
+            found.append(torch.autograd.grad(y, weight, e)[0])
+    assert [float(of["sequential"]) for of in figures.values()] == [0.0]
+    assert (found[1] - found[0]).abs().max() < 1e-5 * found[0].abs().max()

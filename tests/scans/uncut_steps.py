@@ -94,6 +94,17 @@ def narrow_start(params, cell, x):
     return params, lambda h, x: cell(h.expand(x.shape[1], -1), x), torch.zeros(1, params[0].shape[0] // 3), x
 
 
+def wider_numbers(params, cell, x):
+    """Of the carry's dtype in the loop: numbers, tensors without dimensions, do not count."""
+    rate, steps = torch.rand(4, dtype=torch.float32, requires_grad=True), torch.rand(len(x), dtype=torch.float64)
+
+    def step(h, x):
+        x, dt = x
+        return torch.addcmul(h, torch.tanh(rate * x[:, :1] - h), dt)
+
+    return [rate], step, torch.zeros(x.shape[1], 4, dtype=torch.float32), (x.to(torch.float32), steps)
+
+
 def counting(counter):
     """Return a kind of steps that use the number of their calls, which ``counter()`` counts."""
 
