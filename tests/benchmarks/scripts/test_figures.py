@@ -1,5 +1,6 @@
 """Figures of README and docs are written from records, and a check finds outdated ones."""
 
+import json
 import re
 from collections import Counter
 
@@ -78,19 +79,23 @@ def test_outdated_pages_are_found(tmp_path):
 
 
 @pytest.mark.parametrize("marker", ["<!-- figure: long-gru -->", "<!-- table: found -->", "<!-- chart: bars -->"])
-def test_a_page_says_which_versions_made_its_records(marker):
+def test_a_page_says_which_versions_made_its_records(marker, tmp_path):
+    records = list(RecordFile(RESULTS / "long-sequences" / "records.jsonl").read().values())
+    for record in records[:5]:
+        record["environment"]["gradfree"] = "0.1.0"
+    (tmp_path / "long-sequences").mkdir()
+    text = "".join(json.dumps(record) + "\n" for record in records)
+    (tmp_path / "long-sequences" / "records.jsonl").write_text(text, encoding="utf-8")
     figures = Figures(
         {
             "figure": {"long-gru": DECLARED["figure"]["long-gru"]},
             "table": {"found": {"head": ["layer", "speed"], "cells": [["GRU", "{long-gru}"]]}},
             "chart": {"bars": {"title": "{long-gru}", "baseline": "torch", "bars": {"GRU": "long-gru"}}},
-        }
+        },
+        tmp_path,
     )
     text = written(f"{marker}<!-- end --> <!-- records: page --><!-- end -->", figures, "docs/page.md")
-    versions = Counter(
-        record["environment"]["gradfree"]
-        for record in RecordFile(RESULTS / "long-sequences" / "records.jsonl").read().values()
-    )
+    versions = Counter(record["environment"]["gradfree"] for record in records)
     said = text.partition("<!-- records: page -->")[2]
-    assert said.startswith("`long-sequences` gradfree 0.1.0 (")
+    assert said.startswith("`long-sequences` gradfree 0.1.0 (5 records at ")
     assert Counter({v: int(n) for v, n in re.findall(r"([\d.rc]+) \((\d+) records", said)}) == versions
