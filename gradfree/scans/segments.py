@@ -66,7 +66,6 @@ class LoopSegments:
         self.y, made = Structure.of(first.y)
         self.init = [t.detach() for t in carry]
         self.dtypes = [t.dtype for t in self.init]
-        self.dtypes_of_y = [t.dtype for t in made]
         _, after = Structure.of(first.carry)
         # The part of the carry that a leaf of y is, as in ``return h, h``.
         self.part_of = [next((n for n, c in enumerate(after) if c is t), None) for t in made]
@@ -182,8 +181,9 @@ class LoopSegments:
 
         ``torch.func.vmap`` gives numbers, tensors without dimensions, a dimension, with which they count for dtypes.
         """
-        of_y = [pieces[0].dtype for pieces in ran.pieces]
-        return [t.dtype for t in ran.leaving] != self.dtypes or of_y != self.dtypes_of_y
+        _, made = Structure.of((self.first.carry, self.first.y))
+        found = [*ran.leaving, *(pieces[0] for pieces in ran.pieces)]
+        return [t.dtype for t in found] != [t.dtype for t in made]
 
     def outputs(self, ran: Ran) -> list[Tensor]:
         """Return the leaves of the final carry and of the outputs of all steps, (T, ...)."""
@@ -306,8 +306,8 @@ class LoopSegmentsBackward:
         like = self.ran.starts[n]
         known = [leaving, *(numbers(v) for v in inner if v.shape[1:] == like.shape[1:])]
         # Of other outputs it is not known how much of their cotangents reaches the carry.
-        of_part = [e for e, part in zip(self.e, self.segments.part_of, strict=True) if part == n]
-        known += [numbers(e).transpose(0, 1) for e in of_part if e is not None]
+        parts = zip(self.e, self.segments.part_of, strict=True)
+        known += [numbers(e).transpose(0, 1) for e, part in parts if e is not None and part == n]
         sizes = torch.stack([largest_of_rows(v).to(leaving.dtype) for v in known]).amax(0)
         if (e := self.final[n]) is not None:
             sizes[-1] = torch.maximum(sizes[-1], largest(numbers(e)))
