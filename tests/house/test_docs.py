@@ -6,6 +6,7 @@ import runpy
 import shlex
 import sys
 from dataclasses import fields, replace
+from timeit import timeit
 from types import ModuleType
 
 import polars as pl
@@ -20,7 +21,7 @@ from gradfree.benchmarks.records.records import attempt
 from gradfree.benchmarks.suites.index import SUITES
 from gradfree.benchmarks.sweeps.sweep import TASKS
 from gradfree.benchmarks.tasks import catalogue
-from gradfree.benchmarks.timing.side_by_side import interleaved, mean_seconds
+from gradfree.benchmarks.timing.side_by_side import interleaved
 from gradfree.chains import kinds
 from gradfree.cli import main
 from gradfree.depth import ports
@@ -123,7 +124,7 @@ def short(monkeypatch):
     monkeypatch.setattr("gradfree.benchmarks.bench.session.executor", lambda *_: in_this_process)
     monkeypatch.setattr("gradfree.benchmarks.advice.advising.compiled_cost", lambda *_: "not compiled")
     monkeypatch.setattr("gradfree.benchmarks.timing.timed.interleaved", lambda turns, _: interleaved(turns, rounds=2))
-    monkeypatch.setattr("gradfree.benchmarks.timing.timed.mean_seconds", lambda step, _: mean_seconds(step, runs=1))
+    monkeypatch.setattr("gradfree.benchmarks.timing.timed.mean_seconds", lambda step, _: timeit(step, number=1))
     monkeypatch.setattr("gradfree.benchmarks.timing.timed.process_peak", lambda: None)
     monkeypatch.setattr("gradfree.benchmarks.timing.side_by_side.peak_memory", lambda *_: 1)
 

@@ -1,9 +1,10 @@
 """Train a step of several models without one of torch's private functions; print "exact" or the error of each.
 
-Takes the names of functions; "changed" before them lets each take other arguments, where it is a function, in place of
-its absence. Each is tried in a process that is forked before gradfree is imported.
+Takes the names of functions. Each is absent in one process, and takes other arguments, where it is a function, in
+another one; both are forked before gradfree is imported.
 """
 
+import gc
 import os
 import pkgutil
 import sys
@@ -120,12 +121,13 @@ def trained():
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    changed = sys.argv[1] == "changed"
-    for missing in sys.argv[1 + changed :]:
-        sys.stdout.flush()
-        if os.fork() == 0:
-            take_away(missing, changed)
-            for case, result in trained():
-                print(missing, case, result, sep="\x1f", end="\x1e", flush=True)
-            os._exit(0)
-        os.wait()
+    gc.freeze()  # A collection in a fork would copy all that torch has imported.
+    for name in sys.argv[1:]:
+        for fault in ("absent", "with other arguments"):
+            sys.stdout.flush()
+            if os.fork() == 0:
+                take_away(name, changed=fault != "absent")
+                for case, result in trained():
+                    print(name, fault, case, result, sep="\x1f", end="\x1e", flush=True)
+                os._exit(0)
+            os.wait()

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from timeit import timeit
 
 import pytest
 import torch
@@ -26,7 +27,6 @@ from gradfree.benchmarks.timing.nets import (
     step_costs,
 )
 from gradfree.benchmarks.timing.recurrent_layers import Chunked, LayerPass, RecurrentLayer, layers, long_layers
-from gradfree.benchmarks.timing.side_by_side import mean_seconds
 from gradfree.benchmarks.timing.timed import Timings
 
 ENGINE, SHOOTING = Row("backprop", "backprop", {}), Row("shooting", "shooting", {})
@@ -49,7 +49,7 @@ PARTS = {
 def quick(monkeypatch):
     """Use float32, run each step once a round, and skip what is slow: compiling, and processes for peaks of memory."""
     torch.set_default_dtype(torch.float32)
-    monkeypatch.setattr("gradfree.benchmarks.timing.timed.mean_seconds", lambda step, _: mean_seconds(step, runs=1))
+    monkeypatch.setattr("gradfree.benchmarks.timing.timed.mean_seconds", lambda step, _: timeit(step, number=1))
     monkeypatch.setattr("gradfree.benchmarks.timing.timed.process_peak", lambda: None)
     monkeypatch.setattr(torch, "compile", lambda module: module)
 
