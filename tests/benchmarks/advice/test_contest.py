@@ -32,22 +32,33 @@ def test_an_engine_refused_on_the_first_batch_is_not_timed():
     assert "foton" in found.failures
 
 
-def test_a_long_step_that_was_disturbed_is_timed_again(monkeypatch):
-    given = {
-        "backprop": repeat(1.0),
-        "highway_bp k=0": chain([2.0, 2.0], repeat(0.5)),
-        "highway_bp k=1": repeat(2.0),
-    }
+@pytest.fixture
+def take(monkeypatch):
+    """Return a function that lets steps take the given seconds, by label."""
 
-    def seconds(self, job, batch, steps=1, losses=None):
-        loss = self.step(batch)
-        if losses is not None:
-            losses.append(loss)
-        return next(given[self.row.label])
+    def give(given):
+        def seconds(self, job, batch, steps=1, losses=None):
+            loss = self.step(batch)
+            if losses is not None:
+                losses.append(loss)
+            return next(given[self.row.label])
 
-    monkeypatch.setattr(Contestant, "seconds", seconds)
+        monkeypatch.setattr(Contestant, "seconds", seconds)
+
+    return give
+
+
+def test_a_long_step_that_was_disturbed_is_timed_again(take):
+    slow = chain([2.0, 2.0], repeat(0.5))
+    take({"backprop": repeat(1.0), "highway_bp k=0": slow, "highway_bp k=1": repeat(2.0)})
     found = standings(iterated("highway_bp", 0, 1), 60.0)
     assert [c.first_ratio for c in found.contestants] == [None, None, 2.0]
+
+
+def test_short_steps_have_their_rounds_though_the_first_turn_was_disturbed(take):
+    take({"backprop": chain([0.2, 0.05, 0.3], repeat(0.05)), "highway_bp k=0": repeat(0.05)})
+    found = standings(iterated("highway_bp", 0), 0.0)
+    assert [len(c.times) for c in found.contestants] == [3, 3]
 
 
 def test_a_step_that_does_not_end_is_stopped_and_the_answer_comes():
