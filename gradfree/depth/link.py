@@ -21,7 +21,7 @@ from gradfree.chains.chain import ChainGradients
 from gradfree.depth.nodes import BORDERS
 from gradfree.depth.residual import residual_factor
 from gradfree.errors import ChainError
-from gradfree.torchside.graph import Reached, may_write, walk, was_cast
+from gradfree.torchside.graph import Reached, foreign_functions, may_write, walk, was_cast
 from gradfree.torchside.hooks import has_hooks, without_hooks
 from gradfree.torchside.private import node_class, version
 
@@ -37,6 +37,7 @@ class BlockGraph(NamedTuple):
             for the state.
         parameters: the indices in the chain of the trainable parameters that the graph leads to.
         writes: whether a backward walk through the graph may change its first cotangent in place.
+        group_norm: whether the graph has a ``GroupNorm``.
         problem: why no chain can contain the block; ``None`` if there is no such reason.
     """
 
@@ -45,6 +46,7 @@ class BlockGraph(NamedTuple):
     entries: Sequence[tuple[int | None, GradientEdge]]
     parameters: Sequence[int]
     writes: bool
+    group_norm: bool
     problem: str | None
 
 
@@ -102,6 +104,7 @@ class Link:
             entries=entries,
             parameters=[self.known[id(leaf)] for leaf in reached.leaves if id(leaf) in self.known],
             writes=may_write(reached.kinds),
+            group_norm=any("GroupNorm" in kind.__name__ for kind in reached.kinds),
             problem=self._problem_with(reached),
         )
 
@@ -119,11 +122,29 @@ class Link:
                 "chain: chains=[...]."
             )
         else:
-            return None
+            return self._hidden_parameters(reached)
         return (
             f"{self.path} uses {what} that is neither an argument of its call nor a parameter that the model had when "
             "the engine was attached. Pass it as an argument, or register it and then attach. If the block makes it, "
             "drop its requires_grad=True. Or leave the block out of the chain: chains=[...]."
+        )
+
+    def _hidden_parameters(self, reached: Reached) -> str | None:
+        """Return the message of an error if a custom function may compute gradients of parameters by itself."""
+        functions, leaves = foreign_functions(reached.kinds), set(map(id, reached.leaves))
+        if not functions:
+            return None
+        parameters = [(n, p) for n, p in self.block.named_parameters() if p.requires_grad and id(p) in self.known]
+        hidden = next((name for name, p in parameters if id(p) not in leaves), None)
+        if hidden is None:
+            return None
+        return (
+            f"{self.path} has the custom autograd function {functions[0]}, and its graph does not lead to the "
+            f"parameter {hidden!r}. If the function's backward computes that gradient by torch.autograd.backward(), "
+            "as a checkpoint of one's own does, an engine would run it several times and add them up. Use "
+            "torch.utils.checkpoint with use_reentrant=False, or give the parameters to the function and return "
+            "their gradients; freeze those that this pass does not use. Or leave the block out of the chain: "
+            "chains=[...]."
         )
 
     @property
@@ -179,8 +200,12 @@ class Link:
         return link
 
     def without_state(self) -> Link:
-        """Return a copy whose graph does not lead to the state before it."""
-        return self.with_fields(graph=self.graph._replace(state=None))
+        """Return a copy whose graph does not lead to the state before it; this link where torch would crash.
+
+        GroupNorm in channels_last layout does on CPUs, where its input gets no gradient.
+        """
+        crashes = self.graph.group_norm and not self.out.is_contiguous()
+        return self if crashes else self.with_fields(graph=self.graph._replace(state=None))
 
     def writable(self, delta: Tensor) -> Tensor:
         """Return ``delta``, or a copy if the walk may change it in place."""

@@ -123,7 +123,7 @@ class Compiler:
             self._compiled[place] = _compile(chunk, carry[0].device, len(self._compiled), self._in_cpp)
         # Steps in segments keep nothing outside, which is checked before.
         in_segments = chunk is run_chunk_of_segments
-        repeats = in_segments or not (random.torch_has_drawn() or Surroundings(loop.step).change(before))
+        repeats = in_segments or not (random.has_drawn() or Surroundings(loop.step).change(before))
         self._functions[key] = self._compiled[place], _NOT_ANEW if repeats else "default"
         if repeats and not agrees(self._compiled[place], chunk, step, carry, xs):
             self._functions[key] = chunk, "default"

@@ -228,8 +228,12 @@ class SequentialRow:
         )
         if key not in self._plans:
             # The blocks may draw random numbers as they are looked at.
-            with RandomState(state.device).restored():
-                self._plans = dict(list(self._plans.items())[-_PLANS:]) | {key: self._make_plan(state, settings)}
+            random = RandomState(state.device)
+            with random.restored():
+                plan = self._make_plan(state, settings)
+                if random.has_drawn() and not isinstance(plan, str):
+                    plan = "they draw random numbers"
+            self._plans = dict(list(self._plans.items())[-_PLANS:]) | {key: plan}
         return self._plans[key]
 
     def _make_plan(self, state: Tensor, settings: Settings) -> RowPlan | str:

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import Node, get_gradient_edge
 
-from gradfree.torchside.private import LEAF
+from gradfree.torchside.private import LEAF, function_of
 
 
 class Reached(NamedTuple):
@@ -95,3 +95,9 @@ def was_cast(output: Tensor, leaf: Tensor) -> bool:
 def may_write(kinds: Iterable[type]) -> bool:
     """Return whether custom functions are among the classes of nodes: these may write to their cotangent."""
     return any(issubclass(kind, BackwardCFunction) for kind in kinds)
+
+
+def foreign_functions(kinds: Iterable[type]) -> list[str]:
+    """Return the names of the custom functions among the classes of nodes that are not torch's own."""
+    functions = [function_of(kind) for kind in kinds if issubclass(kind, BackwardCFunction)]
+    return sorted(function.__name__ for function in functions if function.__module__.partition(".")[0] != "torch")

@@ -157,6 +157,11 @@ def node_class(function: type[torch.autograd.Function]) -> Any:
     return [kind for kind in BackwardCFunction.__subclasses__() if kind.__name__ == f"{function.__name__}Backward"][-1]
 
 
+def function_of(kind: type) -> type:
+    """Return the autograd function whose nodes are of class ``kind``; ``kind`` if torch stores it elsewhere."""
+    return getattr(kind, "_forward_cls", kind)
+
+
 Function: Any = (
     _private("torch.autograd.function._SingleLevelFunction", "each block of a pass takes 10 µs longer")
     or torch.autograd.Function

@@ -26,9 +26,13 @@ class RandomState:
         for device, state in self._states.items():
             set_random_state(device, state)
 
-    def torch_has_drawn(self) -> bool:
-        """Return whether one of torch's generators has drawn since."""
-        return not all(torch.equal(random_state(device), state) for device, state in self._states.items())
+    def has_drawn(self) -> bool:
+        """Return whether one of the generators has drawn since."""
+        return (
+            random.getstate() != self._of_python
+            or not all(map(numpy.array_equal, numpy.random.get_state(), self._of_numpy))  # noqa: NPY002
+            or not all(torch.equal(random_state(device), state) for device, state in self._states.items())
+        )
 
     @contextmanager
     def restored(self) -> Iterator[None]:

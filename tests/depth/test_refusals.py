@@ -68,6 +68,36 @@ def test_anomaly_detection_names_the_block_that_makes_a_cotangent_non_finite(nam
     assert not all(g.isfinite().all() for g in grads.values() if g is not None), "GradScaler must see the NaN"
 
 
+class Recomputed(torch.autograd.Function):
+    """A checkpoint as in Megatron and DeepSpeed: its backward pass adds to the parameters' gradients itself."""
+
+    @staticmethod
+    def forward(ctx, run, x):
+        ctx.run, ctx.x = run, x.detach()
+        with torch.no_grad():
+            return run(x)
+
+    @staticmethod
+    def backward(ctx, grad):
+        x = ctx.x.requires_grad_()
+        with torch.enable_grad():
+            ctx.run(x).backward(grad)
+        return None, x.grad
+
+
+@pytest.mark.parametrize("name", ENGINES)
+def test_a_function_that_computes_the_gradients_of_parameters_by_itself_is_refused(name):
+    class Hiding(Plain):
+        def forward(self, x):
+            return Recomputed.apply(super().forward, x)
+
+    model, x = Model([Plain(), Hiding(), Plain()]), torch.randn(4, 6)
+    with ENGINES[name].attach(model, ["blocks"]):
+        with pytest.raises(ChainError, match=r"blocks\.1 has .* function Recomputed, .* 'linear\.weight'"):
+            model(x).sum().backward()
+        assert all(p.grad is None for p in model.blocks.parameters())
+
+
 def test_a_hook_that_changes_a_gradient_in_place_inside_a_block_is_refused():
     """Torch forbids it. Here it would change the cotangent of the block's output, which later iterations read."""
 

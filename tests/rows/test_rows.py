@@ -1,10 +1,12 @@
 """Equal blocks in an nn.Sequential run as one autograd function: same gradients as block by block, or an error."""
 
 import gc
+import random
 import weakref
 from concurrent.futures import ThreadPoolExecutor
 from functools import reduce
 
+import numpy
 import pytest
 import torch
 from pairwise import pairwise
@@ -152,17 +154,41 @@ def test_blocks_that_are_no_row_run_one_by_one_or_are_refused_with_batched_true(
             assert not is_row(model(x))
 
 
-def test_convolutions_in_channels_last_layout_run_one_by_one():
+DRAWS = {"Python": random.random, "NumPy": numpy.random.random, "torch": lambda: torch.rand(()).item()}
+
+
+@pytest.mark.parametrize("draw", DRAWS.values(), ids=DRAWS)
+def test_blocks_that_draw_random_numbers_run_one_by_one(draw):
+    """As in stochastic depth; a row would draw again in the backward pass, or get the same numbers for all blocks."""
+    model, x = net(block(lambda self, x: x if draw() < 0.0 else Plain.forward(self, x))), torch.randn(4, 6)
+    found = []
+    for batched in (False, "auto"):
+        random.seed(0), numpy.random.seed(0), torch.manual_seed(0)  # noqa: NPY002
+        with attach(model, batched=batched):
+            found.append((gradients(model, lambda: model(x)), draw()))
+    (expected, next_expected), (own, next_own) = found
+    assert_equal_gradients(own, expected)
+    assert next_own == next_expected
+    with attach(model), pytest.raises(ChainError, match=r"batched=True, but .*draw random numbers"):
+        model(x)
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (1, 2, 0)], ids=["convolution first", "norm first"])
+def test_convolutions_in_channels_last_layout_run_one_by_one(order):
+    """Torch crashes where the norm's input gets no gradient."""
+
     class Convolved(nn.Module):
         def __init__(self):
             super().__init__()
-            self.layers = nn.Sequential(nn.Conv2d(3, 3, 3, padding=1), nn.GroupNorm(1, 3), nn.ReLU())
+            layers = nn.Conv2d(3, 3, 3, padding=1), nn.GroupNorm(1, 3), nn.ReLU()
+            self.layers = nn.Sequential(*[layers[n] for n in order])
 
         def forward(self, x):
             return x + self.layers(x)
 
     # Other devices may not know this layout.
-    model = nn.Sequential(*(Convolved() for _ in range(L))).to("cpu", memory_format=torch.channels_last)
+    blocks = nn.Sequential(*(Convolved() for _ in range(L)))
+    model = nn.Sequential(nn.Conv2d(3, 3, 1), blocks).to("cpu", memory_format=torch.channels_last)
     x = torch.randn(2, 3, 4, 4, device="cpu")
     expected = gradients(model, lambda: model(x).sum())
     with gradfree.create_engine("fixed_point", iterations=L).attach(model):
