@@ -132,7 +132,7 @@ REMAINDER_COST = 1.2
 """The factor of a remaining step's copies on the time, which the cost model leaves out."""
 FEWEST_SWEEPS = 8
 """The fewest Newton sweeps that layers need, if K is a part of F."""
-FEWEST_EXACT_SWEEPS = 3
+FEWEST_EXACT_SWEEPS = 4
 """The same if K = F."""
 SHORTEST = 12
 """The fewest steps for which the closed form of ``backprop`` may be faster than torch's own kernel."""

@@ -114,7 +114,7 @@ class LayeredPass(DepthPass):
     def may_keep_inside(self, path: str) -> bool:
         """Return whether hooks besides the recorder's see the layer's input, or it is none of torch's own."""
         block = self.chain.blocks[path]
-        hooked = len(block._forward_hooks) > 1 or global_hooks()
+        hooked = len(block._forward_hooks) > 1 or len(global_hooks()) > 0
         return hooked or not is_torchs_own(block)
 
     def leave(self, link: Link, before: Tensor) -> Sequence[Tensor]:

@@ -150,18 +150,23 @@ def stacked(ys: Sequence[Any], name: str) -> Any:
     """
     if all(isinstance(y, Tensor) for y in ys):
         return torch.stack(list(ys))
+    refuse_other_outputs(ys[0], name)
     first, spec = tree_flatten(ys[0])
-    for leaf in first:
-        if leaf is not None and not isinstance(leaf, Tensor):
-            raise TypeError(
-                f"{name} returns {type(leaf).__name__} in y, which cannot be stacked over the steps. y must be a "
-                "tensor, or a tuple, list or dict of tensors and None."
-            )
     leaves = [tree_leaves(y) for y in ys]
     if any(len(of_step) != len(first) for of_step in leaves):
         raise TypeError(f"{name} returns a y of another structure at some steps. Return the same at every step.")
     parts = [None if part[0] is None else torch.stack(part) for part in zip(*leaves, strict=True)]
     return builder(spec)(parts)
+
+
+def refuse_other_outputs(y: Any, name: str) -> None:
+    """Raise TypeError if a leaf of the outputs of a step is neither a tensor nor ``None``."""
+    for leaf in tree_leaves(y):
+        if leaf is not None and not isinstance(leaf, Tensor):
+            raise TypeError(
+                f"{name} returns {type(leaf).__name__} in y, which cannot be stacked over the steps. y must be a "
+                "tensor, or a tuple, list or dict of tensors and None."
+            )
 
 
 def filled(spec: TreeSpec, at: Sequence[int]) -> Callable[[Sequence[Any]], Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from math import inf, isfinite, log, nan
+from math import inf, isfinite, nan
 
 from torch import Tensor
 
@@ -70,7 +70,6 @@ def iterate(
     state: Sequence[Tensor],
     stopping: StoppingRule,
     inputs: Sequence[Tensor],
-    exact_jacobian: bool,
 ) -> tuple[Sequence[Tensor], Outcome]:
     """Sweep until the remaining change is below the tolerance, or ``stopping`` gives up; one device sync each sweep.
 
@@ -79,7 +78,6 @@ def iterate(
         state: the first guess, part by part, (T, B, H).
         stopping: when to stop.
         inputs: tensors that are finite if the user's input is.
-        exact_jacobian: whether K is all of F, so that convergence is quadratic.
 
     Returns:
         The state, and the outcome. A mismatch is the expected change by all further sweeps. If it is not finite, it is
@@ -92,7 +90,7 @@ def iterate(
         jumps = [new - part for new, part in zip(state, old, strict=True)]
         changes.append(relative(jumps, [largest(new) for new in state]))
         if isfinite(changes[-1]):
-            outcome.mismatches.append(changes[-1] * remaining_change(changes, exact_jacobian))
+            outcome.mismatches.append(changes[-1] * remaining_change(changes))
         else:
             outcome.mismatches.append(inf if all(isfinite(largest(part).item()) for part in inputs) else nan)
         exact = outcome.sweeps >= len(state[0]) and isfinite(changes[-1])
@@ -101,18 +99,14 @@ def iterate(
             return state, outcome
 
 
-def remaining_change(changes: Sequence[float], exact_jacobian: bool) -> float:
+def remaining_change(changes: Sequence[float]) -> float:
     """Return the expected change by all further sweeps, in multiples of the last change.
 
-    Assumes a geometric series of changes or, with the exact Jacobian, faster convergence. Quasi-Newton sweeps may slow
-    down again, so for them it is at least 1.
+    Assumes a geometric series of changes, and at least the last one again: sweeps may slow down, and where K is all of
+    F a step whose change was small may yet have the largest.
     """
-    *_, third, second, last = (inf, inf, *changes)
+    *_, second, last = (inf, *changes)
     if second in (0.0, inf) or last >= second:
         return 1.0 if second == inf else _MAX_REMAINING
     rate = last / second
-    if not exact_jacobian:
-        return min(max(1.0, rate / (1 - rate)), _MAX_REMAINING)
-    faster = second < third < inf and rate > 0.0
-    order = min(max(log(rate) / log(second / third), 1.0), 2.0) if faster else 1.0
-    return min(rate**order / (1 - rate), _MAX_REMAINING)
+    return min(max(1.0, rate / (1 - rate)), _MAX_REMAINING)

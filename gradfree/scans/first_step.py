@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map
 
-from gradfree.loops.recurrence import Loop, builder
+from gradfree.loops.recurrence import Loop, builder, refuse_other_outputs
 from gradfree.scans.fused_cells import FORMULAS
 from gradfree.torchside.graph import walk
 from gradfree.torchside.private import (
@@ -121,6 +121,9 @@ def run_first_step(loop: Loop, scratch: bool) -> FirstStep:
     Args:
         loop: the loop.
         scratch: whether buffers of modules are only written to, so that they carry nothing from step to step.
+
+    Raises:
+        TypeError: y has leaves that are neither tensors nor ``None``.
     """
     x = builder(loop.spec)([each if each is None else each[0] for each in loop.xs])
     # Views: the step may use the initial carry from outside, too.
@@ -129,6 +132,7 @@ def run_first_step(loop: Loop, scratch: bool) -> FirstStep:
     before = Surroundings(loop.step, not scratch)
     with as_written(), _Watch(given) as watch:
         carry, y = loop.call(init, x)
+    refuse_other_outputs(y, loop.name)
     # What the step returns as it is, no function takes.
     watch.note(tree_leaves((carry, y)))
     after = Surroundings(loop.step, not scratch)

@@ -211,7 +211,7 @@ def solve_steps(
         change, size = correct(jumps, entering)
         stalls = bool(changes) and size > changes[-1] / 2
         changes.append(size)
-        outcome.mismatches.append(size * remaining_change(changes, exact_jacobian=False))
+        outcome.mismatches.append(size * remaining_change(changes))
         if not isfinite(size):
             outcome.mismatches[-1] = inf if all(isfinite(largest(t).item()) for t in inputs) else nan
         exact = outcome.sweeps == len(entering[0]) - 1 and isfinite(size)

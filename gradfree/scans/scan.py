@@ -38,7 +38,8 @@ def scan(
     function: tensors that it takes from outside, such as parameters, get their gradients. With ``"shooting"`` the
     sequence is cut into segments that run at once, in both passes, until their borders agree. Steps that cannot run so
     (random numbers, values that are kept outside, branches on values) run one by one, with a warning that says why. The
-    first calls are timed, cut and uncut, and the fastest way is kept.
+    first calls are timed, cut and uncut, and the fastest way is kept. The last carry is a copy: where it is returned
+    as y, too, the gradient of y is not a part of the copy's.
 
     Args:
         step: called as ``step(carry, x)`` with the shapes that a loop has. Returns the next carry, of the same
@@ -79,6 +80,8 @@ def scan(
         )
     steps = [None if x is None else x.flip(0) for x in steps] if reverse else steps
     carry, ys = solver.loops(Loop(step, init, steps, spec, _name(step)), _memory(step, compile), None)
+    # As with torch's layers: its gradient is that through itself alone, however the loop ran.
+    carry = tree_map(lambda t: t.clone() if isinstance(t, Tensor) else t, carry)
     if reverse or dim:
         ys = tree_map(lambda y: _in_place_of(y, dim, reverse) if isinstance(y, Tensor) else y, ys)
     return carry, ys

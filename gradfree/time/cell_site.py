@@ -38,7 +38,7 @@ from gradfree.time.recorded_step import cell_errors
 from gradfree.time.single_steps import SingleStepWarning
 from gradfree.torchside.guards import check_finite, refuse_batched, refuse_second_derivatives, refuse_transforms, saved
 from gradfree.torchside.hooks import when_backward
-from gradfree.torchside.private import uncompiled, version
+from gradfree.torchside.private import is_simulated, uncompiled, version
 from gradfree.torchside.sharding import problems_of_shards
 from gradfree.torchside.unsaved import Unsaved
 
@@ -144,13 +144,14 @@ class CellRecorder:
                 "Concatenate them, or train with 'shooting', 'backprop', 'newton' or 'auto' without a comparison."
             )
         # What else the cell uses may need a gradient, such as an adapter that is no parameter: autograd finds it.
-        if not any(t.requires_grad for t in (x, *parts, *parameters)):
+        if without_values := is_simulated(x):
+            at.solved.add(at.path)
+        if without_values or not any(t.requires_grad for t in (x, *parts, *parameters)):
             return type(self.layer).unroll(self.layer, x, parts, padding)
         if padding is not None and len(parts) > 1:
             raise ChainError(
-                f"{self.where} has a state of several tensors, which this engine does not support with resets. Use "
-                "'shooting', 'backprop', 'newton' or 'auto'; for an ElementwiseCell call run_with_resets without an "
-                "engine."
+                f"{self.where} has a state of several tensors, which this engine does not support with packed "
+                "sequences or resets. Use 'shooting', 'backprop', 'newton' or 'auto'; for an ElementwiseCell no engine."
             )
         self.single_steps.count(len(x))
         refuse_transforms(self.where)

@@ -244,8 +244,8 @@ class RecurrentRecorder:
         at, kind, trains = self.attachment, like.device.type, torch.is_grad_enabled()
         if not trains and not at.engine.evaluates:
             return ()
-        if at.engine.outputs_within(like.dtype) and is_simulated(like):
-            return ()  # No values that could converge.
+        if is_simulated(like):
+            return ()
         # Comparisons and surveys need the chain.
         if at.compares or at.surveys is not None:
             return None

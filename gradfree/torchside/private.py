@@ -225,14 +225,14 @@ def when_hooked(kind: Any, call: Callable[[Any, Tensor], None]) -> None:
         kind._register_hook_dict = add
 
 
-def global_hooks() -> bool:
-    """Return whether there are global module hooks of any kind.
+def global_hooks() -> list[Any]:
+    """Return the global module hooks of any kind.
 
     If torch stores them under another name, they are not found; then tensors in these hooks have no or partial
     gradients.
     """
     kinds = ("forward", "forward_pre", "backward", "backward_pre")
-    return any(getattr(module, f"_global_{kind}_hooks", None) for kind in kinds)
+    return [hook for kind in kinds for hook in getattr(module, f"_global_{kind}_hooks", {}).values()]
 
 
 _assert_async = _private(

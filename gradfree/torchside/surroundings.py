@@ -17,7 +17,7 @@ import numpy
 import torch
 from torch import Tensor, nn
 
-from gradfree.torchside.private import version
+from gradfree.torchside.private import global_hooks, version
 
 _PLAIN = (int, float, complex, str, bytes, bool, type(None))
 _WITHOUT_PARTS = (*_PLAIN, ModuleType)
@@ -49,6 +49,7 @@ class Surroundings:
         self._seen: set[int] = set()
         self._buffers = buffers
         self._visit("", step, _DEPTH)
+        self._visit("a hook for all modules", global_hooks(), _DEPTH)
         self._random = (random.getstate(), _numpy_state()[2]) if draws else None
 
     def change(self, earlier: Surroundings) -> str | None:

@@ -101,6 +101,41 @@ def test_a_carry_goes_through_several_calls_and_outputs_may_be_changed_in_place(
     assert off_by(*found[::-1]) < 1e-10
 
 
+@pytest.mark.parametrize("engine", ["backprop", *ENGINES.values()], ids=str)
+def test_hooks_on_the_last_carry_see_its_own_gradient_only(engine):
+    """Not that of the same tensor in y, since segments return another one, and calls are timed in both ways."""
+    program = Program()
+    h, y = program.run(partial(gradfree.scan, engine=engine))
+    seen = []
+    h.register_hook(lambda g: seen.append(g) or torch.zeros_like(g))
+    found = grads(y.sin().sum() + h.square().sum(), program, retain_graph=True)
+    assert off_by(seen, [2 * h.detach()]) < 1e-10
+    assert off_by(found, grads(y.sin().sum(), program)) < 1e-10
+
+
+@pytest.mark.filterwarnings("ignore:.*runs step by step. the step changes seen")
+def test_a_hook_for_all_modules_that_keeps_something_runs_step_by_step(at_once):
+    """Torch calls it at each step of a loop."""
+    program, seen, found = Program(), [], []
+
+    def noisy(module, args, out):
+        seen.append(out)
+        return out * (1 + 0.01 * (len(seen) % 7))
+
+    # Not the program's own, of which calls would remember this.
+    def step(h, x):
+        h = program.cell(x, h)
+        return h, h
+
+    with torch.nn.modules.module.register_module_forward_hook(noisy):
+        for scan in (loop, at_once):
+            seen.clear()
+            _, y = scan(step, torch.zeros(B, H), program.x)
+            found.append(grads(y.sum(), program))
+            assert len(seen) == T
+    assert off_by(*found[::-1]) < 1e-10
+
+
 def test_a_step_in_segments_may_ask_whether_gradients_are_enabled():
     at_once = partial(gradfree.scan, engine=ENGINES["shooting"])
 
@@ -191,9 +226,10 @@ def test_a_step_that_returns_no_pair_is_refused(found, words, length, engine):
         gradfree.scan(lambda h, x: found(h + x), torch.zeros(2, 3), torch.randn(length, 2, 3), engine=engine)
 
 
-def test_a_number_in_y_is_refused():
+@pytest.mark.parametrize("engine", ["backprop", *ENGINES.values()], ids=str)
+def test_a_number_in_y_is_refused(engine):
     with pytest.raises(TypeError, match="returns float in y"):
-        gradfree.scan(lambda h, x: (h + x, 1.0), torch.zeros(3), torch.randn(9, 3), engine="backprop")
+        gradfree.scan(lambda h, x: (h + x, 1.0), torch.zeros(2, 3), torch.randn(T, 2, 3), engine=engine)
 
 
 @pytest.mark.parametrize("size", [1e-4, 1.0])

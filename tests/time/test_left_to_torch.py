@@ -202,21 +202,33 @@ def test_long_sequences_without_values_run_as_without_an_engine(make):
     assert all(parameter.grad is not None for parameter in layer.parameters())
 
 
-def test_layers_on_the_meta_device_and_integers_run_as_without_an_engine():
+def test_a_layer_refuses_integers_as_without_an_engine():
     layer = nn.GRU(3, 16)
     with gradfree.create_engine("shooting").attach(layer), pytest.raises(ValueError, match="match weight dtype"):
         layer(torch.ones(300, 4, 3, dtype=torch.long))
-    layer.to("meta")
-    with gradfree.create_engine("shooting").attach(layer):
-        assert layer(torch.empty(300, 4, 3, device="meta"))[0].shape == (300, 4, 16)
+
+
+ENGINES = ["dsf", "deeppcr", "newton", "fixed_point", "truncated", "rtrl", "snap", "uoro"]
 
 
 @pytest.mark.filterwarnings("ignore:.*A CellLayer hides the gate", "ignore:the cell layer")
-@pytest.mark.parametrize("engine", ["dsf", "deeppcr", "newton", "fixed_point", "truncated", "rtrl", "snap", "uoro"])
+@pytest.mark.parametrize("engine", ENGINES)
 def test_a_cell_layer_without_values_has_gradients_of_the_right_shape(engine):
     layer = gradfree.CellLayer(nn.GRUCell(3, 4))
     with gradfree.create_engine(engine).attach(layer), FakeTensorMode(allow_non_fake_inputs=True):
         layer(torch.randn(8, 2, 3))[0].sum().backward()
+    assert all(p.grad.shape == p.shape for p in layer.parameters())
+
+
+@pytest.mark.filterwarnings("ignore:.*A CellLayer hides the gate", "ignore:the cell layer")
+@pytest.mark.parametrize("kind", [lambda: nn.GRU(3, 4), lambda: gradfree.CellLayer(nn.GRUCell(3, 4))])
+@pytest.mark.parametrize("engine", ["shooting", "backprop", "auto", *ENGINES])
+def test_layers_on_the_meta_device_run_as_without_an_engine(engine, kind):
+    layer = kind().to("meta")
+    with gradfree.create_engine(engine).attach(layer):
+        out, _ = layer(torch.empty(300, 2, 3, device="meta"))
+        out.sum().backward()
+    assert out.shape == (300, 2, 4)
     assert all(p.grad.shape == p.shape for p in layer.parameters())
 
 

@@ -61,6 +61,36 @@ def test_as_many_sweeps_as_steps_are_exact():
     assert figures["l0"]["forward sweeps"] > 20
 
 
+class Selfish(gradfree.ElementwiseCell):
+    """A gated unit with feedback on itself: single steps converge later than the others."""
+
+    hidden_size = 4
+
+    def __init__(self):
+        super().__init__()
+        self.linear, self.weight = nn.Linear(3, 8), nn.Parameter(1.5 * torch.randn(4))
+
+    def fed(self, x):
+        return self.linear(x)
+
+    def advance(self, fed, state):
+        new, gate = fed.chunk(2, -1)
+        z = torch.sigmoid(gate + self.weight * state[0])
+        return (torch.lerp(torch.tanh(new + self.weight * state[0]), state[0], z),)
+
+
+@pytest.mark.parametrize("tolerance", [1e-6, 1e-12])
+def test_a_step_that_converges_late_is_waited_for(tolerance):
+    errors = []
+    for seed in range(30):
+        torch.manual_seed(seed)
+        layer, x = gradfree.CellLayer(Selfish()), 3 * torch.randn(400, 1, 3)
+        expected, _ = layer(x)
+        with newton(tolerance=tolerance).attach(layer):
+            errors.append(off_by([layer(x)[0]], [expected]))
+    assert max(errors) < 5 * tolerance
+
+
 class Liar(gradfree.ElementwiseCell):
     """Claims to be elementwise, but mixes units of the state."""
 
