@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import sys
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dis import get_instructions
@@ -22,6 +22,7 @@ from gradfree.torchside.private import global_hooks, version
 _PLAIN = (int, float, complex, str, bytes, bool, type(None))
 _WITHOUT_PARTS = (*_PLAIN, ModuleType)
 _CONTAINERS = (dict, list, tuple, set, frozenset, deque)
+_EMPTY = {dict, list, set, OrderedDict}
 _DEPTH, _ENTRIES, _ALL = 3, 256, 10_000
 """How many containers inside each other are looked into, with how many entries, and how many values in all."""
 _BYTES = 1 << 16
@@ -123,6 +124,8 @@ class Surroundings:
                     own = f"{path}.{key}".removeprefix(".")
                     self._keep(own, tensor)
                     self._visit(own, tensor, depth)
+            elif type(value) in _EMPTY and not value:
+                continue  # Most are a module's hooks; what is put in later is found.
             elif attribute != "_modules" and (self._buffers or not isinstance(value, Tensor)):
                 self._keep(where, value)
                 self._visit(where, value, depth)
