@@ -228,9 +228,9 @@ def test_the_example_chain_kind_has_exact_gradients():
         assert_equal_gradients(gradients(model, lambda: model(x)), expected)
 
 
-@pytest.mark.processes
 @pytest.mark.slow
-def test_the_example_suite_makes_a_report_with_its_section(tmp_path, monkeypatch, capfd):
+@pytest.mark.filterwarnings("ignore")
+def test_the_example_suite_makes_a_report_with_its_section(short, tmp_path, monkeypatch, capfd):
     """The page's suite runs by its name, and the report has its section; other functions are refused."""
     (tmp_path / "my_suite.py").write_text("\n".join(examples(ROOT / "docs/develop/benchmarks.md")), encoding="utf-8")
     monkeypatch.chdir(tmp_path)
