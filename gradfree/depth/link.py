@@ -131,9 +131,10 @@ class Link:
 
     def _hidden_parameters(self, reached: Reached) -> str | None:
         """Return the message of an error if a custom function may compute gradients of parameters by itself."""
-        functions, leaves = foreign_functions(reached.kinds), set(map(id, reached.leaves))
+        functions = foreign_functions(reached.kinds)
         if not functions:
             return None
+        leaves = set(map(id, reached.leaves))
         parameters = [(n, p) for n, p in self.block.named_parameters() if p.requires_grad and id(p) in self.known]
         hidden = next((name for name, p in parameters if id(p) not in leaves), None)
         if hidden is None:

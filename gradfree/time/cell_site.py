@@ -143,9 +143,9 @@ class CellRecorder:
                 f"{'a comparison of gradients' if compared else 'this engine'} cannot run all steps as one batch. "
                 "Concatenate them, or train with 'shooting', 'backprop', 'newton' or 'auto' without a comparison."
             )
-        # What else the cell uses may need a gradient, such as an adapter that is no parameter: autograd finds it.
         if without_values := is_simulated(x):
-            at.solved.add(at.path)
+            at.solved.add(at.path)  # There is nothing to solve.
+        # What else the cell uses may need a gradient, such as an adapter that is no parameter: autograd finds it.
         if without_values or not any(t.requires_grad for t in (x, *parts, *parameters)):
             return type(self.layer).unroll(self.layer, x, parts, padding)
         if padding is not None and len(parts) > 1:

@@ -1,6 +1,6 @@
 """The engine ``newton``: recurrent layers by sweeps over all steps at once, in both passes.
 
-Outputs and gradients equal torch's to the tolerance. Cells with a diagonal Jacobian take three sweeps.
+Outputs and gradients equal torch's to the tolerance. With a diagonal Jacobian three sweeps are exact in float32.
 """
 
 from dataclasses import replace
