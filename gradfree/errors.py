@@ -182,6 +182,15 @@ RANDOM_CELL = _row(
     "statistics twice.",
     "Put it outside the cell.",
 )
+HIDDEN_PARAMETER = _row(
+    _MODULES,
+    "a custom autograd function that may compute gradients of parameters by itself, as a checkpoint of one's own does",
+    "{path} has the custom autograd function {function}, and its graph does not lead to the parameter '{name}'. If the "
+    "function's backward computes that gradient by torch.autograd.backward(), as a checkpoint of one's own does, an "
+    "engine would run it several times and add them up.",
+    "Use torch.utils.checkpoint with use_reentrant=False, or give the parameters to the function and return their "
+    "gradients; freeze those that this pass does not use. Or name other chains: chains=[...].",
+)
 SHARDED = _row(
     _MODULES,
     "blocks that FSDP shards by themselves",

@@ -1,13 +1,14 @@
-"""Problems that any kind of chain may have: an engine already attached, hooks."""
+"""Problems that any kind of chain may have: an engine already attached, hooks, functions that hide parameters."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from torch import nn
 
 from gradfree import errors
 from gradfree.chains.site import Site
+from gradfree.torchside.graph import Reached, foreign_functions
 from gradfree.torchside.private import global_hooks
 
 
@@ -32,3 +33,23 @@ def problems_of_taps(inside: Mapping[str, nn.Module]) -> Iterator[str]:
             yield errors.FORWARD_HOOKS.message(path=path)
     if inside and global_hooks():
         yield errors.GLOBAL_HOOKS.message(path=next(iter(inside)))
+
+
+def problem_of_hidden_parameters(
+    path: str, reached: Reached, parameters: Iterable[tuple[str, nn.Parameter]]
+) -> str | None:
+    """Return a problem if a custom function in a graph may compute gradients of ``parameters`` by itself.
+
+    Args:
+        path: of the module that made the graph.
+        reached: what the graph leads to.
+        parameters: those that the module may use, with their names.
+    """
+    functions = foreign_functions(reached.kinds)
+    if not functions:
+        return None
+    leaves = set(map(id, reached.leaves))
+    for name, p in parameters:
+        if id(p) not in leaves:
+            return errors.HIDDEN_PARAMETER.message(path=path, function=functions[0], name=name)
+    return None

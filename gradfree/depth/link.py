@@ -18,10 +18,11 @@ from torch.utils.checkpoint import CheckpointFunction
 
 from gradfree.algebra.cotangents import Cotangent, Factor, plus
 from gradfree.chains.chain import ChainGradients
+from gradfree.chains.refusals import problem_of_hidden_parameters
 from gradfree.depth.nodes import BORDERS
 from gradfree.depth.residual import residual_factor
 from gradfree.errors import ChainError
-from gradfree.torchside.graph import Reached, foreign_functions, may_write, walk, was_cast
+from gradfree.torchside.graph import Reached, may_write, walk, was_cast
 from gradfree.torchside.hooks import has_hooks, without_hooks
 from gradfree.torchside.private import node_class, version
 
@@ -122,30 +123,12 @@ class Link:
                 "chain: chains=[...]."
             )
         else:
-            return self._hidden_parameters(reached)
+            trained = [(n, p) for n, p in self.block.named_parameters() if p.requires_grad and id(p) in self.known]
+            return problem_of_hidden_parameters(self.path, reached, trained)
         return (
             f"{self.path} uses {what} that is neither an argument of its call nor a parameter that the model had when "
             "the engine was attached. Pass it as an argument, or register it and then attach. If the block makes it, "
             "drop its requires_grad=True. Or leave the block out of the chain: chains=[...]."
-        )
-
-    def _hidden_parameters(self, reached: Reached) -> str | None:
-        """Return the message of an error if a custom function may compute gradients of parameters by itself."""
-        functions = foreign_functions(reached.kinds)
-        if not functions:
-            return None
-        leaves = set(map(id, reached.leaves))
-        parameters = [(n, p) for n, p in self.block.named_parameters() if p.requires_grad and id(p) in self.known]
-        hidden = next((name for name, p in parameters if id(p) not in leaves), None)
-        if hidden is None:
-            return None
-        return (
-            f"{self.path} has the custom autograd function {functions[0]}, and its graph does not lead to the "
-            f"parameter {hidden!r}. If the function's backward computes that gradient by torch.autograd.backward(), "
-            "as a checkpoint of one's own does, an engine would run it several times and add them up. Use "
-            "torch.utils.checkpoint with use_reentrant=False, or give the parameters to the function and return "
-            "their gradients; freeze those that this pass does not use. Or leave the block out of the chain: "
-            "chains=[...]."
         )
 
     @property

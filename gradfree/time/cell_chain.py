@@ -15,7 +15,7 @@ from gradfree.algebra.block_scan import Blocks
 from gradfree.algebra.cotangents import Factor, plus, times
 from gradfree.chains.chain import ChainGradients
 from gradfree.chains.memory import Memory
-from gradfree.chains.refusals import problems_of_hooks, problems_of_taps
+from gradfree.chains.refusals import problem_of_hidden_parameters, problems_of_hooks, problems_of_taps
 from gradfree.chains.report import path_name
 from gradfree.devices.hardware import product_rounding
 from gradfree.errors import COMPLEX_JACOBIAN, RANDOM_CELL, ChainError
@@ -85,11 +85,15 @@ class CellLayerChain(TimeChain):
             self.states = self.after = [part.unflatten(0, self.shape) for part in after]
         self.operations = operations(after, [rows, *parts, *own])
         known = {id(t) for t in (self.x, *self.before, *own)}
-        if any(id(leaf) not in known for leaf in walk(self.after).leaves):
+        reached = walk(self.after)
+        if any(id(leaf) not in known for leaf in reached.leaves):
             raise ChainError(
                 f"{where} uses a tensor that needs a gradient and is neither its input nor one of its "
                 "parameters. Register it as a parameter of the cell."
             )
+        trained = [(name, p) for name, p in cell.named_parameters() if any(p is own for own in self.trained)]
+        if (problem := problem_of_hidden_parameters(where, reached, trained)) is not None:
+            raise ChainError(problem)
 
     @property
     def diagonal(self) -> Sequence[Factor]:

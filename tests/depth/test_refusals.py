@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from recomputing import Recomputed
 from torch import nn
 
 import gradfree
@@ -66,23 +67,6 @@ def test_anomaly_detection_names_the_block_that_makes_a_cotangent_non_finite(nam
         assert all(p.grad is None for p in model.blocks.parameters())
         grads = gradients(model, lambda: model(x))
     assert not all(g.isfinite().all() for g in grads.values() if g is not None), "GradScaler must see the NaN"
-
-
-class Recomputed(torch.autograd.Function):
-    """A checkpoint as in Megatron and DeepSpeed: its backward pass adds to the parameters' gradients itself."""
-
-    @staticmethod
-    def forward(ctx, run, x):
-        ctx.run, ctx.x = run, x.detach()
-        with torch.no_grad():
-            return run(x)
-
-    @staticmethod
-    def backward(ctx, grad):
-        x = ctx.x.requires_grad_()
-        with torch.enable_grad():
-            ctx.run(x).backward(grad)
-        return None, x.grad
 
 
 @pytest.mark.parametrize("name", ENGINES)

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from recomputing import Recomputed
 from torch import nn
 from torch.autograd import forward_ad
 from torch.jit.frontend import NotSupportedError
@@ -255,6 +256,21 @@ class Dropping(nn.GRUCell):
         self.dropout = nn.Dropout(0.5)
 
 
+def with_checkpoint():
+    model = plain_model()
+    inner = model.blocks[1].forward
+    model.blocks[1].forward = lambda x: Recomputed.apply(inner, x)
+    return model, "highway_bp"
+
+
+def cell_with_checkpoint():
+    class Cell(nn.GRUCell):
+        def forward(self, x, h):
+            return Recomputed.apply(super().forward, x, h)
+
+    return cell(Cell(6, 6))
+
+
 def scan_step():
     seen = []
 
@@ -294,6 +310,10 @@ PROGRAMS = {
     errors.MIXES: (
         behind(lambda model, x: out_of(model, x).sum().backward()),
         map(normed, ("deeppcr", "forward_gradient")),
+    ),
+    errors.HIDDEN_PARAMETER: (
+        behind(lambda model, x: out_of(model, x).sum().backward()),
+        (with_checkpoint, cell_with_checkpoint),
     ),
     errors.COMPLEX_JACOBIAN: (
         behind(lambda model, x: out_of(model, x.to(torch.complex128)).abs().sum().backward()),

@@ -9,10 +9,13 @@ import pytest
 import torch
 from cell_tasks import HIDDEN, INPUT, Leaky, Task, refusal
 from oracles import assert_close
+from recomputing import Recomputed
 from torch import nn
 
 import gradfree
 from gradfree import CellLayer
+
+LINEARISING = ("fixed_point", "truncated", "deeppcr")
 
 
 class Undeclared(nn.Module):
@@ -97,6 +100,21 @@ def test_a_frozen_cell_gets_autograds_gradient_of_a_tensor_that_is_no_parameter(
     expected = torch.autograd.grad(layer(x)[0].square().sum(), outside)
     with gradfree.create_engine(name).attach(layer):
         assert_close(torch.autograd.grad(layer(x)[0].square().sum(), outside), expected)
+
+
+class Recomputing(nn.GRUCell):
+    def forward(self, x, state):
+        return Recomputed.apply(super().forward, x, state)
+
+
+@pytest.mark.parametrize("name", [*LINEARISING, "dsf", "rtrl", "snap"])
+@pytest.mark.filterwarnings("ignore:.*hides the gate")
+def test_a_function_that_computes_the_gradients_of_parameters_by_itself_is_refused(name):
+    layer = CellLayer(Recomputing(INPUT, HIDDEN))
+    with gradfree.create_engine(name).attach(layer):
+        message = refusal(lambda: layer(torch.randn(5, 2, INPUT))[0].sum().backward())
+    assert "function Recomputed, and its graph does not lead to the parameter 'weight_ih'" in message
+    assert all(p.grad is None for p in layer.parameters())
 
 
 def test_dropout_that_starts_late_by_a_global_rate_is_refused():
@@ -206,7 +224,6 @@ ON_ARGUMENTS = {
     "retain_grad()": lambda x, h: (x, (h.requires_grad and h.retain_grad(), h)[1]),
     "a hook on the input": lambda x, h: (clamped(x) if x.requires_grad else x, h),
 }
-LINEARISING = ("fixed_point", "truncated", "deeppcr")
 
 
 @pytest.mark.parametrize("name", ["backprop", "shooting", "newton"])
