@@ -222,13 +222,15 @@ def test_a_cell_layer_without_values_has_gradients_of_the_right_shape(engine):
 
 @pytest.mark.filterwarnings("ignore:.*A CellLayer hides the gate", "ignore:the cell layer")
 @pytest.mark.parametrize("kind", [lambda: nn.GRU(3, 4), lambda: gradfree.CellLayer(nn.GRUCell(3, 4))])
-@pytest.mark.parametrize("engine", ["shooting", "backprop", "auto", *ENGINES])
-def test_layers_on_the_meta_device_run_as_without_an_engine(engine, kind):
+@pytest.mark.parametrize(
+    ("engine", "length"), [("shooting", 128), *[(name, 9) for name in ("shooting", "backprop", "auto", *ENGINES)]]
+)
+def test_layers_on_the_meta_device_run_as_without_an_engine(engine, length, kind):
     layer = kind().to("meta")
     with gradfree.create_engine(engine).attach(layer):
-        out, _ = layer(torch.empty(300, 2, 3, device="meta"))
+        out, _ = layer(torch.empty(length, 2, 3, device="meta"))
         out.sum().backward()
-    assert out.shape == (300, 2, 4)
+    assert out.shape == (length, 2, 4)
     assert all(p.grad.shape == p.shape for p in layer.parameters())
 
 
