@@ -1,4 +1,5 @@
 import gc
+import logging
 import os
 import sys
 from collections.abc import Iterator
@@ -76,6 +77,20 @@ def float64(device: str, request: pytest.FixtureRequest) -> Iterator[None]:
     if elsewhere:
         torch.set_default_device(None)
     torch.set_default_dtype(torch.float32)
+
+
+@pytest.fixture
+def logged() -> Iterator[list[str]]:
+    """The messages that gradfree logs; pytest's own plugin is off, as it goes through 700 loggers six times a test."""
+    messages: list[str] = []
+    logger, handler = logging.getLogger("gradfree"), logging.Handler()
+    handler.emit = lambda record: messages.append(record.getMessage())  # type: ignore[method-assign]
+    level = logger.level
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    yield messages
+    logger.removeHandler(handler)
+    logger.setLevel(level)
 
 
 @pytest.fixture
