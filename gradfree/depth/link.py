@@ -22,7 +22,7 @@ from gradfree.chains.refusals import problem_of_hidden_parameters
 from gradfree.depth.nodes import BORDERS
 from gradfree.depth.residual import residual_factor
 from gradfree.errors import ChainError
-from gradfree.torchside.graph import Reached, may_write, walk, was_cast
+from gradfree.torchside.graph import Reached, has_custom_functions, walk, was_cast
 from gradfree.torchside.hooks import has_hooks, without_hooks
 from gradfree.torchside.private import node_class, version
 
@@ -104,7 +104,7 @@ class Link:
             inputs=[(number, edge) for number, edge in of_out if number is not None],
             entries=entries,
             parameters=[self.known[id(leaf)] for leaf in reached.leaves if id(leaf) in self.known],
-            writes=may_write(reached.kinds),
+            writes=has_custom_functions(reached.kinds),
             group_norm=any("GroupNorm" in kind.__name__ for kind in reached.kinds),
             problem=self._problem_with(reached),
         )

@@ -9,8 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from gradfree.torchside.graph import walk
 from gradfree.torchside.guards import are_near
@@ -19,43 +17,20 @@ from gradfree.torchside.private import next_sequence_number, sequence_number
 from gradfree.torchside.random_state import RandomState
 
 
-class Indices(TorchDispatchMode):
-    """Notes whether operations take tensors of integers.
-
-    Of some that index, torch 2.13 uses gradients before they are made: an error in Python, a crash in C++.
-    """
-
-    are_used = False
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        given = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
-        self.are_used |= any(t.dtype in _INTEGERS for t in given)
-        return func(*args, **(kwargs or {}))
-
-
-_INTEGERS = {torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8}
-
-
 def agrees(
     compiled: Callable[..., Any], chunk: Callable[..., Any], step: Any, carry: Sequence[Tensor], xs: Sequence[Tensor]
 ) -> bool:
-    """Return whether a compiled chunk has the results and gradients of the chunk itself, up to rounding.
-
-    Torch 2.13 compiles ``h[:, order]`` to wrong gradients where ``h`` is used twice, in silence, for example.
-    """
+    """Return whether a compiled chunk has the results and gradients of the chunk itself, up to rounding."""
     carry, xs = ([t.detach().requires_grad_(t.requires_grad) for t in part] for part in (carry, xs))
     start = next_sequence_number()
-    try:
-        with RandomState().restored():  # Compilation draws random numbers.
-            expected, found = ([*after, *ys] for after, ys in (run(step, carry, xs) for run in (chunk, compiled)))
-            same = _are_same(found, expected)
-            if not same or start == inf:
-                return same
-            leaves, edges = _inputs(expected, start)
-            with without_hooks(leaves):
-                of_found, of_expected = (_gradients(outputs, [*leaves, *edges]) for outputs in (found, expected))
-    except UnboundLocalError:  # In the compiled code: see Indices.
-        return False
+    with RandomState().restored():  # Compilation draws random numbers.
+        expected, found = ([*after, *ys] for after, ys in (run(step, carry, xs) for run in (chunk, compiled)))
+        same = _are_same(found, expected)
+        if not same or start == inf:
+            return same
+        leaves, edges = _inputs(expected, start)
+        with without_hooks(leaves):
+            of_found, of_expected = (_gradients(outputs, [*leaves, *edges]) for outputs in (found, expected))
     return _are_same(of_found, of_expected)
 
 

@@ -13,9 +13,10 @@ import torch
 from torch import Tensor
 
 from gradfree.errors import ChainError
-from gradfree.loops.agreement import Indices, agrees
+from gradfree.loops.agreement import agrees
 from gradfree.loops.recurrence import LeafStep, Loop, Structure, leaf_step
-from gradfree.torchside.private import hooks_of, saves_elsewhere
+from gradfree.torchside.graph import has_custom_functions, walk
+from gradfree.torchside.private import hooks_of, next_sequence_number, saves_elsewhere, sequence_number, version
 from gradfree.torchside.random_state import RandomState
 from gradfree.torchside.surroundings import Surroundings
 
@@ -46,6 +47,11 @@ def run_chunk_of_segments(
 _NOT_ANEW = "fail_on_recompile"
 """The stance in which torch raises an error, which names it, in place of compiling anew."""
 
+_OTHER = "torch.compile gives other results or gradients than the step itself"
+_IN_SEGMENTS = " in segments", _OTHER, "With engine='backprop' it may be compiled, without segments"
+_IN_THE_LOOP = "", _OTHER, "Leave compile=True out"
+"""Where a chunk runs uncompiled, why, and the remedy."""
+
 Chunk = Callable[[LeafStep, Sequence[Tensor], Sequence[Tensor]], tuple[Sequence[Tensor], list[Tensor]]]
 """:func:`run_chunk`, :func:`run_chunk_of_segments`, or one of them compiled."""
 
@@ -57,7 +63,6 @@ class Compiler:
         self._functions: dict[Hashable, tuple[Chunk, str]] = {}
         """How chunks run: compiled, or as they are where that is wrong; and torch's stance on compiling them anew."""
         self._compiled: dict[Hashable, Chunk] = {}
-        self._in_cpp = True
 
     def run(
         self, loop: Loop, chunk: Chunk, step: LeafStep, carry: Sequence[Tensor], xs: Sequence[Tensor]
@@ -113,39 +118,65 @@ class Compiler:
         self, key: Hashable, loop: Loop, chunk: Chunk, step: LeafStep, carry: Sequence[Tensor], xs: Sequence[Tensor]
     ) -> tuple[Sequence[Tensor], list[Tensor]]:
         """Run a chunk as it is, and compile it; where that gives other results, it runs as it is from now on, too."""
-        before, random = Surroundings(loop.step), RandomState(carry[0].device)
-        with Indices() as indices:
-            found = chunk(step, carry, xs)
-        # On a CPU most of a chunk's time is Python's. On GPUs torch cannot compile backward passes so (issue 178845).
-        self._in_cpp &= carry[0].device.type == "cpu" and not indices.are_used
-        place = key, self._in_cpp
-        if place not in self._compiled:
-            self._compiled[place] = _compile(chunk, carry[0].device, len(self._compiled), self._in_cpp)
-        # Steps in segments keep nothing outside, which is checked before.
-        in_segments = chunk is run_chunk_of_segments
-        repeats = in_segments or not (random.has_drawn() or Surroundings(loop.step).change(before))
-        self._functions[key] = self._compiled[place], _NOT_ANEW if repeats else "default"
-        if repeats and not agrees(self._compiled[place], chunk, step, carry, xs):
+        before, random, were_changed = Surroundings(loop.step), RandomState(carry[0].device), _watch((*carry, *xs))
+        in_segments, start = chunk is run_chunk_of_segments, next_sequence_number()
+        found = chunk(step, carry, xs)
+        problem = None
+        if were_changed():
+            problem = "", "the step changes its carry or its x in place", "Compute new tensors, h = h + x"
+        elif in_segments and _calls_custom_function(found, start):
+            # torch 2.13 loses their gradients, or names them in an error.
+            problem = _IN_SEGMENTS
+        else:
+            if key not in self._compiled:
+                self._compiled[key] = _compile(chunk, carry[0].device, len(self._compiled))
+            # Steps in segments keep nothing outside, which is checked before.
+            repeats = in_segments or not (random.has_drawn() or Surroundings(loop.step).change(before))
+            self._functions[key] = self._compiled[key], _NOT_ANEW if repeats else "default"
+            if repeats and not agrees(self._compiled[key], chunk, step, carry, xs):
+                problem = _IN_SEGMENTS if in_segments else _IN_THE_LOOP
+        if problem is not None:
             self._functions[key] = chunk, "default"
-            if in_segments:
-                where, remedy = " in segments", "With engine='backprop' it may be compiled, without segments."
-            else:
-                where, remedy = "", "Leave compile=True out."
-            warnings.warn(
-                f"{loop.name} runs uncompiled{where}: torch.compile gives other results or gradients than the step "
-                f"itself. {remedy}",
-                stacklevel=2,
-            )
+            where, why, remedy = problem
+            warnings.warn(f"{loop.name} runs uncompiled{where}: {why}. {remedy}.", stacklevel=2)
         return found
 
 
-def _compile(chunk: Any, device: torch.device, number: int, in_cpp: bool) -> Chunk:
+def _calls_custom_function(found: tuple[Sequence[Tensor], list[Tensor]], start: float) -> bool:
+    """Return whether what a chunk returns has a node of a custom function, with a number from ``start`` on."""
+    carry, ys = found
+    return has_custom_functions(type(node) for node in walk([*carry, *ys]).nodes if sequence_number(node) >= start)
+
+
+def _watch(tensors: Sequence[Tensor]) -> Callable[[], bool]:
+    """Return a function that returns whether one of the tensors was changed in place since."""
+    versions = [version(t) for t in tensors]
+    # Those of inference mode have no version.
+    copies = [(t, t.clone()) for t in tensors if t.is_inference()]
+
+    def were_changed() -> bool:
+        same = (torch.isclose(t, copy, 0, 0, equal_nan=True).all() for t, copy in copies)
+        return [version(t) for t in tensors] != versions or not all(same)
+
+    return were_changed
+
+
+def _compile(chunk: Any, device: torch.device, number: int) -> Chunk:
     _check_compiler(device)
     # Another code object for each, since torch counts recompilations by code.
     code = chunk.__code__.replace(co_name=f"{chunk.__name__}_{number}")
     own = FunctionType(code, chunk.__globals__, code.co_name)
-    found: Chunk = torch.compile(own, fullgraph=True, dynamic=False, options={"cpp_wrapper": in_cpp})
+    found: Chunk = torch.compile(own, fullgraph=True, dynamic=False, options=_ON_CPU if device.type == "cpu" else {})
     return found
+
+
+_ON_CPU: dict[str, Any] = {"cpp_wrapper": True, "max_fusion_size": 1}
+"""Most of a chunk's time is Python's on a CPU; on GPUs torch cannot compile backward passes so (issue 178845).
+
+Where torch 2.13 fuses loops on a CPU, one of them may read sums that the other has not finished: ``h[:, order]``,
+``gather``, ``sort`` and ``cummax`` get wrong gradients in silence where ``h`` is used twice. Loops of their own are as
+fast, as they are one function in C++ all the same.
+"""
 
 
 def _hooks(tensors: Sequence[Tensor]) -> list[int]:

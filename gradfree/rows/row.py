@@ -24,7 +24,7 @@ from gradfree.errors import SETTINGS_CHANGED, STORED_IN_ROW, ChainError
 from gradfree.rows.alike import first_line, why_no_row
 from gradfree.rows.row_chain import RowChain, entering
 from gradfree.rows.settings import Settings
-from gradfree.torchside.graph import may_write, operations, walk
+from gradfree.torchside.graph import has_custom_functions, operations, walk
 from gradfree.torchside.guards import refuse_batched, refuse_second_derivatives, saved
 from gradfree.torchside.hooks import spare_hooks
 from gradfree.torchside.private import (
@@ -254,7 +254,7 @@ class SequentialRow:
         graph = walk([out], [cast(Any, given.grad_fn)])
         if not graph.stops:
             return "their output does not depend on their state"
-        if not declared and may_write(graph.kinds):
+        if not declared and has_custom_functions(graph.kinds):
             return "they use a custom autograd function"
         if not {id(leaf) for leaf in graph.leaves} <= set(map(id, tensors.values())):
             return "they use a tensor that needs a gradient and is not one of their parameters"

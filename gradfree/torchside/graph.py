@@ -92,8 +92,8 @@ def was_cast(output: Tensor, leaf: Tensor) -> bool:
     return any(node.variable is leaf and node is not get_gradient_edge(leaf).node for node in nodes)  # type: ignore[union-attr]
 
 
-def may_write(kinds: Iterable[type]) -> bool:
-    """Return whether custom functions are among the classes of nodes: these may write to their cotangent."""
+def has_custom_functions(kinds: Iterable[type]) -> bool:
+    """Return whether nodes of custom functions are among the classes: these may write to their cotangent."""
     return any(issubclass(kind, BackwardCFunction) for kind in kinds)
 
 

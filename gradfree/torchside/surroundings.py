@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import sys
+import weakref
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
@@ -97,6 +98,8 @@ class Surroundings:
                     continue
                 self._visit_attributes(path, module, depth)
                 self._visit(path, type(module).forward, depth)
+        elif isinstance(owner, weakref.ref):
+            self._visit(name, owner(), depth)
         elif isinstance(owner, Iterator) and not hasattr(owner, "__dict__"):
             self._keep(name, object())  # Where it stands is not visible: taken for changed.
         elif depth:

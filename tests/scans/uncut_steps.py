@@ -2,6 +2,7 @@
 
 import itertools
 import random
+import weakref
 from types import ModuleType
 
 import numpy as np
@@ -224,6 +225,25 @@ def in_an_array():
     return count
 
 
+class Owner:
+    number = 0
+
+
+OWNERS = []
+"""Of weak references, which no step finds here."""
+
+
+def in_an_object_known_by_a_weak_reference():
+    OWNERS.append(Owner())
+    owner = weakref.ref(OWNERS[-1])
+
+    def count():
+        owner().number += 1
+        return owner().number
+
+    return count
+
+
 def in_one_of_two_of_a_name():
     def counter():
         n = 0
@@ -253,6 +273,7 @@ COUNTERS = {
         in_a_generator,
         in_new_data,
         in_an_array,
+        in_an_object_known_by_a_weak_reference,
         in_one_of_two_of_a_name,
     )
 }
