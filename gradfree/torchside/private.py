@@ -392,8 +392,9 @@ def uncompiled(function: Callable[_P, _T]) -> Callable[_P, _T]:
     """Do what ``torch.compiler.disable`` does, without importing the compiler and faster outside of compiled code."""
     disabled = (_disable or torch.compiler.disable)(function)
 
-    @wraps(function)
     def called(*args: _P.args, **kwargs: _P.kwargs) -> _T:
         return disabled(*args, **kwargs) if is_compiled_around() else function(*args, **kwargs)
 
-    return called
+    # Torch counts recompilations by code, so each wrapper has its own.
+    called.__code__ = called.__code__.replace(co_name=function.__name__)
+    return wraps(function)(called)

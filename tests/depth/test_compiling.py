@@ -89,3 +89,14 @@ def test_the_last_batch_of_an_epoch_may_be_smaller(make, shape):
         run = torch.compile(model, backend="aot_eager")
         for x, each in zip(batches, expected, strict=True):
             assert_equal_gradients(gradients(model, lambda x=x: run(x)), each)
+
+
+def test_a_long_model_of_several_types_stays_below_torchs_limit_of_recompilations():
+    activations = (nn.Tanh, nn.ReLU, nn.Sigmoid, nn.GELU)
+    model = nn.Sequential(*[kind() for n in range(12) for kind in (lambda: nn.Linear(4, 4), activations[n % 4])])
+    x = torch.randn(5, 4)
+    with gradfree.create_engine("dfa").attach(model), torch._dynamo.config.patch(fail_on_recompile_limit_hit=True):
+        expected = gradients(model, lambda: model(x))
+        run = torch.compile(model, backend="eager")
+        for _ in range(2):
+            assert_equal_gradients(gradients(model, lambda: run(x)), expected)
