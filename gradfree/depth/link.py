@@ -123,7 +123,8 @@ class Link:
                 "chain: chains=[...]."
             )
         else:
-            trained = [(n, p) for n, p in self.block.named_parameters() if p.requires_grad and id(p) in self.known]
+            # Not a list: most blocks have no custom function, and no need of it.
+            trained = ((n, p) for n, p in self.block.named_parameters() if p.requires_grad and id(p) in self.known)
             return problem_of_hidden_parameters(self.path, reached, trained)
         return (
             f"{self.path} uses {what} that is neither an argument of its call nor a parameter that the model had when "

@@ -91,7 +91,7 @@ class CellLayerChain(TimeChain):
                 f"{where} uses a tensor that needs a gradient and is neither its input nor one of its "
                 "parameters. Register it as a parameter of the cell."
             )
-        trained = [(name, p) for name, p in cell.named_parameters() if any(p is own for own in self.trained)]
+        trained = ((name, p) for name, p in cell.named_parameters() if any(p is own for own in self.trained))
         if (problem := problem_of_hidden_parameters(where, reached, trained)) is not None:
             raise ChainError(problem)
 

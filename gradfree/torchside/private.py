@@ -396,5 +396,5 @@ def uncompiled(function: Callable[_P, _T]) -> Callable[_P, _T]:
         return disabled(*args, **kwargs) if is_compiled_around() else function(*args, **kwargs)
 
     # Torch counts recompilations by code, so each wrapper has its own.
-    called.__code__ = called.__code__.replace(co_name=function.__name__)
+    called.__code__ = called.__code__.replace(co_name=f"uncompiled_{function.__name__}")
     return wraps(function)(called)
