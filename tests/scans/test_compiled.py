@@ -83,7 +83,7 @@ def test_a_function_with_a_rule_for_vmap_keeps_its_gradient_compiled():
 @pytest.mark.parametrize("kind", ["permutes its state", "sorts its state"])
 @pytest.mark.parametrize("engine", [None, "backprop"])
 def test_steps_that_index_are_right_compiled(kind, engine, monkeypatch):
-    """torch 2.13 has wrong gradients for the one in silence, and for the other none: it ended the process."""
+    """With fused loops torch 2.13 has wrong gradients for the one in silence, and none for the other: it crashes."""
     monkeypatch.setattr("gradfree.loops.compiled.CHUNK", 3)
     task = CompiledTask(kind, engine)
     assert compare(task) < 1e-10
@@ -228,12 +228,32 @@ def other_gradients(run):
     return lambda step, carry, xs: run(step, [t.detach() for t in carry], xs)
 
 
+def no_gradients(run):
+    """What torch 2.13 makes of some steps that index."""
+
+    class Raising(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, t):
+            return t.clone()
+
+        @staticmethod
+        def backward(ctx, e):
+            raise UnboundLocalError("buf5")
+
+    def wrong(step, carry, xs):
+        after, ys = run(step, carry, xs)
+        return [Raising.apply(t) for t in after], ys
+
+    return wrong
+
+
 @pytest.mark.parametrize(
     ("kind", "wrongly"),
     [
         ("topk, scattered", other_values),
         ("its initial state again", no_numbers),
         ("no batch dimension", other_gradients),
+        ("Kalman filter", no_gradients),
     ],
 )
 @pytest.mark.parametrize("engine", [None, "backprop"])
