@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from recomputing import Recomputed
+from recomputing import Recomputed, RecomputedCell
 from torch import nn
 from torch.autograd import forward_ad
 from torch.jit.frontend import NotSupportedError
@@ -264,11 +264,7 @@ def with_checkpoint():
 
 
 def cell_with_checkpoint():
-    class Cell(nn.GRUCell):
-        def forward(self, x, h):
-            return Recomputed.apply(super().forward, x, h)
-
-    return cell(Cell(6, 6))
+    return cell(RecomputedCell(6, 6))
 
 
 def scan_step():

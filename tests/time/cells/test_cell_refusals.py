@@ -9,7 +9,7 @@ import pytest
 import torch
 from cell_tasks import HIDDEN, INPUT, Leaky, Task, refusal
 from oracles import assert_close
-from recomputing import Recomputed
+from recomputing import RecomputedCell
 from torch import nn
 
 import gradfree
@@ -102,15 +102,10 @@ def test_a_frozen_cell_gets_autograds_gradient_of_a_tensor_that_is_no_parameter(
         assert_close(torch.autograd.grad(layer(x)[0].square().sum(), outside), expected)
 
 
-class Recomputing(nn.GRUCell):
-    def forward(self, x, state):
-        return Recomputed.apply(super().forward, x, state)
-
-
 @pytest.mark.parametrize("name", [*LINEARISING, "dsf", "rtrl", "snap"])
 @pytest.mark.filterwarnings("ignore:.*hides the gate")
 def test_a_function_that_computes_the_gradients_of_parameters_by_itself_is_refused(name):
-    layer = CellLayer(Recomputing(INPUT, HIDDEN))
+    layer = CellLayer(RecomputedCell(INPUT, HIDDEN))
     with gradfree.create_engine(name).attach(layer):
         message = refusal(lambda: layer(torch.randn(5, 2, INPUT))[0].sum().backward())
     assert "function Recomputed, and its graph does not lead to the parameter 'weight_ih'" in message
