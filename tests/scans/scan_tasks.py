@@ -58,6 +58,17 @@ class CutTask:
         return gradfree.scan(step, init, xs, **{"engine": engine, **options})
 
 
+class CompiledTask(CutTask):
+    """A kind of step, compiled in seven segments or, with ``engine="backprop"``, in the plain loop."""
+
+    def __init__(self, kind, engine=None):
+        super().__init__(kind, 56)
+        self.options = {"compile": True} if engine is None else {"compile": True, "engine": engine}
+
+    def cut(self, step, init, xs):
+        return super().cut(step, init, xs, **self.options)
+
+
 def compare(task):
     """Return the largest difference between the loop and the segments."""
     expected, expected_grads = task.gradients(loop)

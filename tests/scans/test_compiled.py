@@ -1,10 +1,10 @@
-"""Steps compiled in chunks: the loop's results, no compilation for closures made anew, one error for what breaks."""
+"""Steps compiled in chunks: what is compiled and what is not, the loop's results, one error for what breaks."""
 
 import pytest
 import torch
 from oracles import off_by
-from scan_tasks import CutTask, compare, loop
-from surrogates import Scale, Spike
+from scan_tasks import CompiledTask, compare, loop
+from surrogates import Scale
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -18,59 +18,15 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(autouse=True)
-def short_chunks(monkeypatch):
-    """Let the C++ compiler see two steps instead of eight: it takes a second for each of a chunk's kernels."""
+def traced_chunks(monkeypatch):
+    """Run two steps as torch traces them: C++ takes two seconds for each graph, and has tests in test_generated.py."""
+    compile = torch.compile
+
+    def trace(chunk, options, **how):
+        return compile(chunk, backend="aot_eager", **how)
+
     monkeypatch.setattr("gradfree.loops.compiled.CHUNK", 2)
-
-
-def made(net):
-    """A closure that is made anew in every pass, with two states, a mask and None."""
-
-    def step(carry, x):
-        h, slow = carry["h"], carry["slow"]
-        after = torch.tanh(net(torch.cat([x["x"], h, slow], -1)))
-        h = torch.where(x["keep"], after, h)
-        return {"h": h, "slow": 0.5 * slow + 0.4 * h, "none": None}, (h, slow.sum(-1))
-
-    return step
-
-
-@pytest.mark.parametrize("segments", [1, 4])
-def test_compiled_steps_equal_the_loop_and_are_compiled_once(segments):
-    net = nn.Linear(I + 2 * H, H)
-    x = torch.randn(T, B, I, requires_grad=True)
-    xs = {"x": x, "keep": torch.rand(T, B, 1) > 0.2}
-    init = {"h": torch.zeros(B, H), "slow": torch.zeros(B, H), "none": None}
-    engine = gradfree.create_engine("shooting", segments=segments, burn=8, max_sweeps=3, tolerance=1e-14)
-
-    def gradients(run):
-        carry, (y, z) = run(made(net), init, xs)
-        loss = y.sin().sum() + z.square().sum() + carry["h"].sum()
-        grads = torch.autograd.grad(loss, [x, *net.parameters()], retain_graph=True)
-        again = torch.autograd.grad(loss, [x, *net.parameters()])
-        return [y.detach(), z.detach(), *grads, *again]
-
-    expected = gradients(loop)
-
-    def compiled(*arguments):
-        return gradfree.scan(*arguments, engine=engine, compile=True)
-
-    assert off_by(gradients(compiled), expected) < 1e-10
-    counters = torch._dynamo.utils.counters["stats"]
-    before = counters["unique_graphs"]
-    assert off_by(gradients(compiled), expected) < 1e-10
-    assert counters["unique_graphs"] == before
-
-
-class CompiledTask(CutTask):
-    """A kind of step, compiled in seven segments or, with ``engine="backprop"``, in the plain loop."""
-
-    def __init__(self, kind, engine=None):
-        super().__init__(kind, 56)
-        self.options = {"compile": True} if engine is None else {"compile": True, "engine": engine}
-
-    def cut(self, step, init, xs):
-        return super().cut(step, init, xs, **self.options)
+    monkeypatch.setattr(torch, "compile", trace)
 
 
 def test_a_function_with_a_rule_for_vmap_keeps_its_gradient_compiled():
@@ -78,55 +34,6 @@ def test_a_function_with_a_rule_for_vmap_keeps_its_gradient_compiled():
     task = CompiledTask("spikes with a vmap rule")
     assert compare(task) < 1e-10
     assert task.was_cut
-
-
-@pytest.mark.parametrize("kind", ["permutes its state", "sorts its state"])
-@pytest.mark.parametrize("engine", [None, "backprop"])
-def test_steps_that_index_are_right_compiled(kind, engine, monkeypatch):
-    """With fused loops torch 2.13 has wrong gradients for the one in silence, and none for the other: it crashes."""
-    monkeypatch.setattr("gradfree.loops.compiled.CHUNK", 3)
-    task = CompiledTask(kind, engine)
-    assert compare(task) < 1e-10
-    assert not [message for message in task.messages if "runs uncompiled" in message]
-
-
-class Triangle(Spike):
-    """Spikes with a surrogate gradient that is zero far from the threshold."""
-
-    @staticmethod
-    def backward(ctx, g):
-        return g * (1 - ctx.saved_tensors[0].abs()).clamp(min=0)
-
-
-def gain_of_zero(weight, gain, h, x):
-    return 0.5 * h + 0.4 * torch.tanh(x @ weight + gain * h[..., torch.arange(H).roll(1)])
-
-
-def no_spikes(weight, gain, h, x):
-    return 0.5 * h + (x @ weight) * gain + Triangle.apply(h + (x @ weight) * gain - 1)
-
-
-@pytest.mark.filterwarnings("ignore:.*runs uncompiled")
-@pytest.mark.parametrize(
-    ("of", "engine"), [(gain_of_zero, "backprop"), (no_spikes, gradfree.create_engine("shooting", segments=7))]
-)
-def test_gradients_that_were_zero_in_the_first_call_are_right_later(of, engine, monkeypatch):
-    """A comparison of gradients in the first call sees nothing of them."""
-    monkeypatch.setattr("gradfree.loops.compiled.CHUNK", 3)
-    weight, gain = (torch.randn(size, requires_grad=True) for size in ((I, H), (H,)))
-    x, value = torch.randn(56, B, I, requires_grad=True), gain.detach().clone()
-
-    def gradients(run, **options):
-        def step(h, x):
-            h = of(weight, gain, h, x)
-            return h, h
-
-        _, y = run(step, torch.zeros(B, H), x, **options)
-        return torch.autograd.grad((y * torch.arange(H)).sum(), [weight, gain, x])
-
-    for gain.data in (torch.zeros(H), value):
-        found = gradients(gradfree.scan, engine=engine, compile=True)
-        assert off_by(found, gradients(loop)) < 1e-10
 
 
 @pytest.mark.parametrize("mode", [torch.enable_grad, torch.no_grad, torch.inference_mode])
@@ -156,9 +63,8 @@ def test_a_compiled_scan_in_a_compiled_step_is_refused():
 
 
 @pytest.mark.filterwarnings("ignore:.*runs uncompiled in segments")
-def test_another_step_of_the_same_code_is_compared_too(monkeypatch):
+def test_another_step_of_the_same_code_is_compared_too():
     """It has the shapes of the first one, which torch compiles rightly, and its parts are in a list."""
-    monkeypatch.setattr("gradfree.loops.compiled.CHUNK", 3)
     read, x = nn.Linear(I, H), torch.randn(56, B, I, requires_grad=True)
 
     def gradients(run, operations, **options):
