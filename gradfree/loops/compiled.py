@@ -11,12 +11,23 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
 from gradfree.errors import ChainError
 from gradfree.loops.agreement import agrees
 from gradfree.loops.recurrence import LeafStep, Loop, Structure, leaf_step
 from gradfree.torchside.graph import has_custom_functions, walk
-from gradfree.torchside.private import hooks_of, next_sequence_number, saves_elsewhere, sequence_number, version
+from gradfree.torchside.private import (
+    hooks_of,
+    is_simulated,
+    is_traced,
+    next_sequence_number,
+    other_pass,
+    saves_elsewhere,
+    sequence_number,
+    transforms_active,
+    version,
+)
 from gradfree.torchside.random_state import RandomState
 from gradfree.torchside.surroundings import Surroundings
 
@@ -190,7 +201,7 @@ def run_every_step(loop: Loop, compiler: Compiler | None) -> tuple[Any, Any]:
 
 
 def run_compiled(loop: Loop, compiler: Compiler) -> tuple[tuple[Any, Any], Any]:
-    """Run ``loop`` in compiled chunks, but for its first steps.
+    """Run ``loop`` in compiled chunks, but for its first steps; in passes of other kinds step by step.
 
     Returns:
         The final carry and the outputs; the carry after the first steps.
@@ -198,7 +209,7 @@ def run_compiled(loop: Loop, compiler: Compiler) -> tuple[tuple[Any, Any], Any]:
     Raises:
         ChainError: the step cannot be compiled, or it registers hooks on its carry.
     """
-    head = (loop.length - 1) % CHUNK + 1
+    head = (loop.length - 1) % CHUNK + 1 if _is_ordinary(loop) else loop.length
     carry, first = replace(loop, xs=[x if x is None else x[:head] for x in loop.xs]).run()
     if head == loop.length:
         return (carry, first), carry
@@ -214,6 +225,12 @@ def run_compiled(loop: Loop, compiler: Compiler) -> tuple[tuple[Any, Any], Any]:
         )
     ys = of_y.build([torch.cat(both) for both in zip(early, late, strict=True)])
     return (structure.build(after), ys), carry
+
+
+def _is_ordinary(loop: Loop) -> bool:
+    """Return whether a pass computes values, and gradients by autograd only: what is compiled has no tangents."""
+    tensors = [t for t in tree_leaves((loop.init, loop.xs)) if isinstance(t, Tensor)]
+    return not (transforms_active() or is_traced() or other_pass() or any(map(is_simulated, tensors)))
 
 
 @contextmanager

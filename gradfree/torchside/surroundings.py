@@ -6,12 +6,13 @@ import random
 import sys
 import weakref
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
+from contextvars import ContextVar
 from dis import get_instructions
 from functools import lru_cache, partial
 from itertools import islice, zip_longest
-from types import CodeType, FunctionType, MethodType, ModuleType
+from types import BuiltinMethodType, CodeType, FunctionType, MethodType, MethodWrapperType, ModuleType
 from typing import Any
 
 import numpy
@@ -77,6 +78,10 @@ class Surroundings:
                 self._visit_container(name, owner, depth - 1)
         elif isinstance(owner, Tensor):
             self._keep(f"the tensor {name}", version(owner), _place(owner))
+            for attribute, value in vars(owner).items():
+                if not attribute.startswith("_"):  # As those by which torch marks what it has compiled for.
+                    self._keep(f"{name}.{attribute}", value)
+                    self._visit(f"{name}.{attribute}", value, depth)
         elif isinstance(owner, (torch.jit.ScriptFunction, torch.ScriptMethod)):
             self.scripted = name
         elif isinstance(owner, partial):
@@ -85,6 +90,11 @@ class Surroundings:
         elif isinstance(owner, MethodType):
             self._visit(name, owner.__func__, depth)
             self._visit("self", owner.__self__, depth)
+        elif isinstance(owner, (BuiltinMethodType, MethodWrapperType)):  # Such as a list's append.
+            self._visit(name, owner.__self__, depth)
+        elif isinstance(owner, ContextVar):
+            self._keep(name, value := owner.get(None))
+            self._visit(name, value, depth)
         elif isinstance(owner, FunctionType):
             for variable, value in _variables(owner):
                 self._keep(variable, value)
@@ -153,17 +163,24 @@ class Surroundings:
 def _variables(function: FunctionType) -> Iterator[tuple[str, Any]]:
     """Yield what a function can read or change outside of it, by name."""
     code = function.__code__
-    for name, value in _free_variables(function):
-        if isinstance(value, ModuleType):
-            own = {} if _is_of_library(value) else vars(value)
-            yield from ((f"{name}.{each}", own[each]) for each in _names(code)[1] if each in own)
-        else:
-            yield name, value
+    yield from _without_modules(_free_variables(function), _names(code)[1])
     if not _is_of_library(function):
         defaults = function.__defaults__ or ()
         yield from zip(code.co_varnames[code.co_argcount - len(defaults) :], defaults, strict=False)
         yield from (function.__kwdefaults__ or {}).items()
         yield from ((f"{function.__name__}.{name}", value) for name, value in vars(function).items())
+
+
+def _without_modules(
+    variables: Iterable[tuple[str, Any]], attributes: Sequence[str], above: Sequence[ModuleType] = ()
+) -> Iterator[tuple[str, Any]]:
+    """Yield the variables, and in place of modules those of these attributes that they, and modules in them, have."""
+    for name, value in variables:
+        if not isinstance(value, ModuleType):
+            yield name, value
+        elif not (_is_of_library(value) or value in above):
+            own = ((f"{name}.{each}", vars(value)[each]) for each in attributes if each in vars(value))
+            yield from _without_modules(own, attributes, (*above, value))
 
 
 def _free_variables(function: FunctionType) -> Iterator[tuple[str, Any]]:

@@ -6,8 +6,10 @@ from oracles import off_by
 from scan_tasks import CompiledTask, compare, loop
 from surrogates import Spike
 from torch import nn
+from torch.autograd import forward_ad
 
 import gradfree
+from gradfree import CellLayer
 
 T, B, I, H = 44, 2, 3, 8  # noqa: E741
 
@@ -106,3 +108,41 @@ def test_gradients_that_were_zero_in_the_first_call_are_right_later(of, engine, 
     for gain.data in (torch.zeros(H), value):
         found = gradients(gradfree.scan, engine=engine, compile=True)
         assert off_by(found, gradients(loop)) < 1e-10
+
+
+class Weightless(nn.Module):
+    def forward(self, x, h):
+        return torch.tanh(x + 0.5 * h.sin())
+
+
+def of_func(run, x, dx):
+    return torch.func.jvp(run, (x,), (dx,))
+
+
+def of_dual_numbers(run, x, dx):
+    with forward_ad.dual_level():
+        return forward_ad.unpack_dual(run(forward_ad.make_dual(x, dx)))
+
+
+def without_values(run, x, dx):
+    return [torch.zeros_like(y, device="cpu") for y in (run(x.to("meta")), run(dx.to("meta")))]
+
+
+@pytest.mark.parametrize("differentiate", [of_func, of_dual_numbers, without_values])
+@pytest.mark.parametrize("engine", ["backprop", "shooting", None])
+def test_passes_of_other_kinds_run_uncompiled(engine, differentiate):
+    """What is compiled has no tangents; here an error, or zeros."""
+    layer, (x, dx) = CellLayer(Weightless(), compile=True), torch.randn(2, T, B, H)
+
+    def step(h, x):
+        h = layer.cell(x, h)
+        return h, h
+
+    def run(x):
+        start = x.new_zeros(B, H)
+        if engine is None:
+            return layer(x, start)[0]
+        return gradfree.scan(step, start, x, engine=engine, compile=True)[1]
+
+    found = differentiate(run, x, dx)
+    assert off_by(found, differentiate(lambda x: loop(step, x.new_zeros(B, H), x)[1], x, dx)) < 1e-10

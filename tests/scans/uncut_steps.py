@@ -3,6 +3,7 @@
 import itertools
 import random
 import weakref
+from contextvars import ContextVar
 from types import ModuleType
 
 import numpy as np
@@ -167,6 +168,49 @@ def in_a_module():
     return count
 
 
+def in_a_module_of_a_module():
+    package = ModuleType("package")
+    package.counters = ModuleType("counters")
+    package.counters.calls, package.counters.package = 0, package
+
+    def count():
+        package.counters.calls += 1
+        return package.counters.calls
+
+    return count
+
+
+def in_a_list_known_by_its_method():
+    append = [].append
+
+    def count():
+        append(0)
+        return len(append.__self__)
+
+    return count
+
+
+def in_an_attribute_of_a_tensor():
+    one = torch.ones(())
+    one.calls = 0
+
+    def count():
+        one.calls += 1
+        return one * one.calls
+
+    return count
+
+
+def in_a_context_variable():
+    calls = ContextVar("calls", default=0)
+
+    def count():
+        calls.set(calls.get() + 1)
+        return calls.get()
+
+    return count
+
+
 def in_an_inner_function():
     global calls
     calls = 0
@@ -267,6 +311,10 @@ COUNTERS = {
         in_a_keyword_default,
         in_a_class,
         in_a_module,
+        in_a_module_of_a_module,
+        in_a_list_known_by_its_method,
+        in_an_attribute_of_a_tensor,
+        in_a_context_variable,
         in_an_inner_function,
         in_a_global_of_an_object,
         in_an_iterator,
