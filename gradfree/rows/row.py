@@ -8,12 +8,14 @@ the blocks cannot be a row, the recorder's hooks record them one by one.
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
+from functools import partial
 from threading import local
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import FunctionCtx
+from torch.func import vmap
 
 from gradfree.algebra.cotangents import Cotangent
 from gradfree.depth.ports import Port, port_of
@@ -112,7 +114,7 @@ class _Blocks(Function):
         states, tensors = found[: len(paths) + 1], found[len(paths) + 1 :]
         columns = {name: tensors[n :: len(names)] for n, name in enumerate(names)}
         row = RowChain(chain, plan.structure, columns, parameters, states, ctx.needs_input_grad[3])
-        if row.operations != ctx.operations or plan.settings.changed_outside():
+        if row.operations != ctx.operations or plan.settings.changed_inside():
             raise SETTINGS_CHANGED.error(path=ctx.path)
         solved = chain.attachment.solve(row, [*[None] * (len(paths) - 1), cotangent])
         chain.attachment.solved.update(paths)
@@ -231,7 +233,7 @@ class SequentialRow:
             random = RandomState(state.device)
             with random.restored():
                 plan = self._make_plan(state, settings)
-                if random.has_drawn() and not isinstance(plan, str):
+                if random.has_drawn():
                     plan = "they draw random numbers"
             self._plans = dict(list(self._plans.items())[-_PLANS:]) | {key: plan}
         return self._plans[key]
@@ -264,6 +266,11 @@ class SequentialRow:
             return "their residual path is not the same number in every pass"
         if len({_operations(block, given) for block in blocks}) > 1:
             return "they compute their outputs by different operations"
+        try:
+            one = {name: t.detach()[None] for name, t in tensors.items()}
+            vmap(partial(call, structure), randomness="different")(one, given.detach()[None])
+        except Exception as error:  # torch lists nowhere what cannot run in a batch.
+            return f"it does not run in a batch ({first_line(error)})"
         nodes, parameters = len(graph.nodes), sum(p.numel() for p in structure.parameters())
         if not declared and not batch_pays(state.device, nodes, parameters, nodes * state.numel()):
             return "a batch of such blocks would take longer"

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from operator import is_
+from collections.abc import Callable, Iterable
+from functools import partial
+from operator import is_, itemgetter
 from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import Any
 
 from torch import Tensor, nn
-from torch.nn.modules.dropout import _DropoutNd
 
 from gradfree.torchside.sharding import is_torchs_own
-from gradfree.torchside.structure import held_by
+from gradfree.torchside.structure import MODULE_ATTRIBUTES, held_by
 from gradfree.torchside.surroundings import Surroundings
 
 _MOST = 10_000
@@ -23,9 +23,8 @@ _OPAQUE = (str, bytes, int, float, type(None), type, Tensor, nn.Module, ModuleTy
 class Settings:
     """Watches the settings of modules for changes, by identity.
 
-    These are attributes of modules that are not torch's own (and rates of dropout), their submodules, and all that is
-    in lists, dictionaries and other objects that attributes hold; attributes of their classes, and variables outside
-    that their ``forward`` names. Attributes of torch's layers change outputs, which are compared.
+    These are attributes of modules, their submodules, and all that is in lists, dictionaries and other objects that
+    attributes hold; attributes of classes that are not torch's own, and variables outside that their ``forward`` names.
 
     Args:
         modules: the modules.
@@ -36,32 +35,42 @@ class Settings:
 
     def __init__(self, modules: Iterable[nn.Module]):
         modules = list(modules)
-        users = [vars(m) for m in modules if isinstance(m, _DropoutNd) or not is_torchs_own(m)]
         kinds = dict.fromkeys(type(m) for m in modules if not is_torchs_own(m))
         self._kinds = (*kinds, *(kind.forward for kind in kinds))
         self._outside = self._now_outside()
-        self._own: list[Iterable[Any]] = [*map(dict.values, users)]
-        self._own += [m._modules.values() for m in modules if m._modules]
-        held = _inside(value for own in users for value in held_by(own))
+        self._own = [_own_values(m) for m in modules]
+        self._own += [m._modules.values for m in modules if m._modules]
+        held = _inside(value for m in modules for value in held_by(vars(m)))
         self.watched = held is not None
         self._held = held or []
-        self._known, self._known_inside = _values(self._own), _values(self._held)
+        self._known, self._known_inside = self._now_own(), _values(self._held)
 
     def changed(self) -> bool:
         """Return whether a setting is another object than when this was made."""
-        return self.changed_inside() or not _same(_values(self._own), self._known)
+        return self.changed_inside() or not _same(self._now_own(), self._known)
 
     def changed_inside(self) -> bool:
         """The same without the attributes of the modules themselves."""
-        return self.changed_outside() or (bool(self._held) and not _same(_values(self._held), self._known_inside))
+        if self._now_outside().change(self._outside) is not None:
+            return True
+        return bool(self._held) and not _same(_values(self._held), self._known_inside)
 
-    def changed_outside(self) -> bool:
-        """The same for classes and variables outside of the modules only."""
-        return self._now_outside().change(self._outside) is not None
+    def _now_own(self) -> list[Any]:
+        return _values(values() for values in self._own)
 
     def _now_outside(self) -> Surroundings:
         # Other code may draw random numbers between two passes.
         return Surroundings(self._kinds, draws=False)
+
+
+def _own_values(module: nn.Module) -> Callable[[], Iterable[Any]]:
+    """Return what returns the values of a module's attributes; of torch's layers without what every module has."""
+    own = vars(module)
+    if not is_torchs_own(module):
+        return own.values
+    names = own.keys() - MODULE_ATTRIBUTES
+    # For one name, a getter would return its value only.
+    return partial(itemgetter("_buffers", *names), own) if names else tuple
 
 
 def _inside(values: Iterable[Any]) -> list[Iterable[Any]] | None:

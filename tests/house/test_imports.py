@@ -76,7 +76,18 @@ def test_the_core_imports_only_torch_and_numpy():
 
 STEP = """
 import gradfree, torch
-chain = torch.nn.Sequential(*(torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Tanh()) for _ in range(4)))
+
+class Centred(torch.nn.Linear):
+    def __init__(self):
+        super().__init__(3, 3)
+        self.register_buffer("centre", torch.zeros(1, 3))
+
+    def forward(self, x):
+        y = super().forward(x) - 0.1 * self.centre
+        self.centre = 0.9 * self.centre + y.detach().mean(0, keepdim=True)
+        return y
+
+chain = torch.nn.Sequential(*(torch.nn.Sequential(Centred(), torch.nn.Tanh()) for _ in range(4)))
 with gradfree.create_engine("fixed_point", iterations=1).attach(torch.nn.Sequential(chain)) as handle:
     chain(torch.randn(2, 3)).sum().backward()
 assert chain[0][0].weight.grad is not None

@@ -246,6 +246,42 @@ def test_a_variable_outside_that_changes_between_the_passes_is_refused(outside):
             loss.backward()
 
 
+class Silent(nn.Module):
+    """Adds nothing yet, so that no output shows a setting; the gradient of the gain depends on all."""
+
+    def __init__(self, shared):
+        super().__init__()
+        self.shared = shared
+        self.read, self.norm, self.act = nn.Linear(WIDTH, WIDTH), nn.LayerNorm(WIDTH), nn.LeakyReLU()
+        self.gain = nn.Parameter(torch.zeros(WIDTH))
+
+    def forward(self, x):
+        return x + self.gain * self.act(self.norm(self.read(x)) * self.shared.rate)
+
+
+@pytest.mark.parametrize(("layer", "name", "value"), [("act", "negative_slope", 0.5), ("norm", "eps", 1.0)])
+def test_a_setting_of_torchs_layers_that_changes_between_two_steps_counts(layer, name, value):
+    shared, x = SimpleNamespace(rate=1.0), torch.randn(4, WIDTH)
+    model = nn.Sequential(*[Silent(shared) for _ in range(L)])
+    with attached(model, "highway_bp", "auto"):
+        assert len(walk([model(x)]).nodes) < L, "no row"
+        outcome(model, x)
+        for block in model:
+            setattr(getattr(block, layer), name, value)
+        actual = outcome(model, x)
+    assert_equal_gradients(actual, outcome(model, x))
+
+
+def test_a_shared_setting_that_differs_between_two_passes_of_one_loss_is_refused():
+    shared, x = SimpleNamespace(rate=1.0), torch.randn(4, WIDTH)
+    model = nn.Sequential(*[Silent(shared) for _ in range(L)])
+    with attached(model, "highway_bp", "auto"):
+        first = model(x).sum()
+        shared.rate = 4.0
+        with pytest.raises(ChainError, match="a setting that it reads has changed"):
+            (first + model(x).sin().sum()).backward()
+
+
 def test_looking_at_blocks_draws_no_random_numbers():
     class Noisy(nn.Linear):
         def forward(self, x):

@@ -114,6 +114,12 @@ class Counting(Plain):
         return super().forward(x)
 
 
+class CountingUnseen(Counting):
+    def forward(self, x):
+        self._buffers["count"].add_(1)
+        return Plain.forward(self, x)
+
+
 SCALE = torch.ones(())
 BLOCKS = {
     "draws a new mask": lambda: nn.Sequential(Plain(), nn.Dropout(0.5)),
@@ -127,7 +133,9 @@ BLOCKS = {
         lambda self, x: x + (y := torch.tanh(self.linear(x)), y.requires_grad and y.register_hook(torch.neg))[0]
     ),
     "checkpoint": block(lambda self, x: checkpoint(super(type(self), self).forward, x, use_reentrant=False)),
-    "changes its buffers": Counting,
+    "counts from inside": Counting,
+    "changes its buffers": CountingUnseen,
+    "does not run in a batch": block(lambda self, x: self.linear.double() and Plain.forward(self, x)),
     "no parameter or buffer": lambda: (holder := Plain(), setattr(holder, "scale", SCALE))[0],
     "not known, a function": block(lambda self, x: x + Reversed.apply(torch.tanh(self.linear(x)))),
     "not known, an operation": block(lambda self, x: x + torch.erf(self.linear(x))),
