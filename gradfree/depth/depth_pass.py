@@ -37,7 +37,7 @@ from torch.autograd.graph import get_gradient_edge
 from gradfree.algebra.cotangents import Cotangent, plus
 from gradfree.chains.chain import ChainGradients
 from gradfree.depth.depth_chain import Attached, DepthChain
-from gradfree.depth.link import Link, add_extra_vjps, add_inside, added, check_link
+from gradfree.depth.link import CONVERTED, Link, add_extra_vjps, add_inside, added, check_link
 from gradfree.depth.nodes import EXIT, ONLY_INSIDE, Anchor, Entry, Exit, Start
 from gradfree.errors import ChainError
 from gradfree.torchside.graph import walk
@@ -81,6 +81,7 @@ class DepthPass:
         once = {id(p): p for p in (*itertools.chain(*trained.values()), *outside)}
         self.parameters: Sequence[Tensor] = [*once.values()]
         self.numbers = dict(zip(once, range(len(once)), strict=True))
+        self._dtypes = [p.dtype for p in self.parameters]
         self._leaf = torch.empty(0, requires_grad=True)
         self.anchors: list[Tensor] = [self._leaf, *outside]
         self.inputs = [(tensor, get_gradient_edge(tensor)) for tensor in inputs]
@@ -190,6 +191,10 @@ class DepthPass:
             self._begin_backward(self._not_whole)
             self._solved = True
         self._refuse_unseen()
+        converted = {n for n, p in enumerate(self.parameters) if p.dtype is not self._dtypes[n]}
+        for link in reversed(self.links if converted else ()):
+            if not converted.isdisjoint(link.parameters):
+                raise ChainError(CONVERTED.format(path=link.path))
         self.solving = True
         try:
             gradients = self._gradients(keeps_graph())

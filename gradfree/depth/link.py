@@ -255,15 +255,18 @@ def check_link(link: Link) -> None:
         raise ChainError(link.graph.problem)
 
 
+CONVERTED = (
+    "a parameter of {path} got another dtype or device between the forward and the backward pass, or in the block's "
+    "own forward (model.float(), layer.to(...)): its gradient would be lost, or rounded. Convert the model before the "
+    "forward pass, or after the backward pass; run a block that converts itself once before, under torch.no_grad()."
+)
+
+
 def refuse_converted(links: Sequence[Link], parameter: Tensor) -> None:
     """Raise if ``parameter`` got no gradient because its dtype or device changed after the forward pass."""
     for link in links:
         if was_cast(link.out, parameter):
-            raise ChainError(
-                f"a parameter of {link.path} got another dtype or device between the forward and the backward pass "
-                "(model.float(), model.to(...)), and its gradient would be lost. Convert the model before the forward "
-                "pass, or after the backward pass."
-            )
+            raise ChainError(CONVERTED.format(path=link.path))
 
 
 def add_extra_vjps(

@@ -110,6 +110,24 @@ def test_parameters_converted_between_the_passes_are_refused():
         model(x).sum().backward()
 
 
+def test_a_block_that_converts_its_parameters_in_its_first_pass_is_refused():
+    """As routers of Hugging Face's Switch: autograd would round the gradient to the dtype before."""
+
+    class Converts(Plain):
+        def forward(self, x):
+            self.linear.float()
+            return x + torch.tanh(self.linear(x.float())).to(x.dtype)
+
+    model, x = Model([Converts() for _ in range(3)]), torch.randn(4, 6)
+    with HIGHWAY.attach(model):
+        with pytest.raises(ChainError, match=r"blocks\.2 got another dtype .* in the block's own forward"):
+            model(x).sum().backward()
+        with torch.no_grad():
+            model(x)
+        model(x).sum().backward()
+        assert model.blocks[0].linear.weight.grad.dtype == torch.float32
+
+
 def test_a_block_may_get_what_the_one_before_has_returned_beside_its_state():
     """Then the state is not what the block continues from: a new pass begins."""
 
