@@ -1,4 +1,4 @@
-"""Steps compiled in chunks: what is compiled and what is not, the loop's results, one error for what breaks."""
+"""Steps compiled in chunks: the loop's results, no compilation for closures made anew, one error for what breaks."""
 
 import pytest
 import torch
@@ -27,6 +27,45 @@ def traced_chunks(monkeypatch):
 
     monkeypatch.setattr("gradfree.loops.compiled.CHUNK", 2)
     monkeypatch.setattr(torch, "compile", trace)
+
+
+def made(net):
+    """A closure that is made anew in every pass, with two states, a mask and None."""
+
+    def step(carry, x):
+        h, slow = carry["h"], carry["slow"]
+        after = torch.tanh(net(torch.cat([x["x"], h, slow], -1)))
+        h = torch.where(x["keep"], after, h)
+        return {"h": h, "slow": 0.5 * slow + 0.4 * h, "none": None}, (h, slow.sum(-1))
+
+    return step
+
+
+@pytest.mark.parametrize("segments", [1, 4])
+def test_compiled_steps_equal_the_loop_and_are_compiled_once(segments):
+    net = nn.Linear(I + 2 * H, H)
+    x = torch.randn(T, B, I, requires_grad=True)
+    xs = {"x": x, "keep": torch.rand(T, B, 1) > 0.2}
+    init = {"h": torch.zeros(B, H), "slow": torch.zeros(B, H), "none": None}
+    engine = gradfree.create_engine("shooting", segments=segments, burn=8, max_sweeps=3, tolerance=1e-14)
+
+    def gradients(run):
+        carry, (y, z) = run(made(net), init, xs)
+        loss = y.sin().sum() + z.square().sum() + carry["h"].sum()
+        grads = torch.autograd.grad(loss, [x, *net.parameters()], retain_graph=True)
+        again = torch.autograd.grad(loss, [x, *net.parameters()])
+        return [y.detach(), z.detach(), *grads, *again]
+
+    expected = gradients(loop)
+
+    def compiled(*arguments):
+        return gradfree.scan(*arguments, engine=engine, compile=True)
+
+    assert off_by(gradients(compiled), expected) < 1e-10
+    counters = torch._dynamo.utils.counters["stats"]
+    before = counters["unique_graphs"]
+    assert off_by(gradients(compiled), expected) < 1e-10
+    assert counters["unique_graphs"] == before
 
 
 def test_a_function_with_a_rule_for_vmap_keeps_its_gradient_compiled():
