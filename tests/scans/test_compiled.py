@@ -4,7 +4,7 @@ import pytest
 import torch
 from oracles import off_by
 from scan_tasks import CompiledTask, compare, loop
-from surrogates import Scale
+from surrogates import Scale, Spike
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -73,6 +73,33 @@ def test_a_function_with_a_rule_for_vmap_keeps_its_gradient_compiled():
     task = CompiledTask("spikes with a vmap rule")
     assert compare(task) < 1e-10
     assert task.was_cut
+
+
+class Triangle(Spike):
+    """Spikes with a surrogate gradient that is zero far from the threshold."""
+
+    @staticmethod
+    def backward(ctx, g):
+        return g * (1 - ctx.saved_tensors[0].abs()).clamp(min=0)
+
+
+@pytest.mark.filterwarnings("ignore:.*runs uncompiled in segments")
+def test_surrogate_gradients_that_were_zero_in_the_first_call_are_right_later():
+    """A comparison of gradients in the first call, where nothing spikes, sees nothing of them."""
+    weight, gain = (torch.randn(size, requires_grad=True) for size in ((I, H), (H,)))
+    x, value = torch.randn(56, B, I, requires_grad=True), gain.detach().clone()
+
+    def step(h, x):
+        h = 0.5 * h + (x @ weight) * gain + Triangle.apply(h + (x @ weight) * gain - 1)
+        return h, h
+
+    def gradients(run, **options):
+        _, y = run(step, torch.zeros(B, H), x, **options)
+        return torch.autograd.grad((y * torch.arange(H)).sum(), [weight, gain, x])
+
+    for gain.data in (torch.zeros(H), value):
+        found = gradients(gradfree.scan, engine=gradfree.create_engine("shooting", segments=7), compile=True)
+        assert off_by(found, gradients(loop)) < 1e-10
 
 
 @pytest.mark.parametrize("mode", [torch.enable_grad, torch.no_grad, torch.inference_mode])
