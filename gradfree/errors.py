@@ -94,8 +94,9 @@ CHANGED_IN_PLACE = _row(
 SETTINGS_CHANGED = _row(
     _PASSES,
     "a setting that changes between the passes, where blocks or a cell run again in the backward pass",
-    "{path} computes its output by other operations in the backward pass, which runs it again in a batch, than in the "
-    "forward pass: a setting that it reads has changed in between, or it reads the batch's size or values.",
+    "{path} may compute something else in the backward pass, which runs it again in a batch, than in the forward pass: "
+    "a setting that it reads has changed in between, or another part of an object that it holds, or it reads the "
+    "batch's size or values.",
     "Change settings after the backward pass. For blocks, attach with batched=False; a CellLayer takes 'shooting' or "
     "'backprop'.",
 )

@@ -155,9 +155,7 @@ class LayeredPass(DepthPass):
     def check_unchanged(self) -> None:
         """Raise if the parameters, their values or the chain's input have changed since the forward pass."""
         once = {id(p): p for own in self.chain.trained().values() for p in own}
-        known = zip_longest(once.values(), self.parameters, self._data)
-        # A parameter with another dtype than in the pass is not the one in autograd's graph.
-        if any(p is not trained or p.dtype is not data.dtype for p, trained, data in known):
+        if any(p is not trained for p, trained in zip_longest(once.values(), self.parameters)):
             raise ChainError(
                 f"the layers from {self.first} on have other trainable parameters in the backward pass than in "
                 "the forward pass (torch.func.functional_call gives them back before), but this engine reads their "

@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves
 
 from gradfree.errors import ChainError
 from gradfree.loops.agreement import agrees
@@ -108,7 +107,7 @@ class Compiler:
         self, loop: Loop, chunk: Chunk, step: LeafStep, carry: Sequence[Tensor], xs: Sequence[Tensor]
     ) -> tuple[Sequence[Tensor], list[Tensor]]:
         # A checkpoint's second run must save what the first one did, which may have been the first use.
-        if len(xs[0]) < CHUNK or saves_elsewhere():
+        if len(xs[0]) < CHUNK or saves_elsewhere() or not _is_ordinary([*carry, *xs]):
             return chunk(step, carry, xs)
         shapes = tuple((t.shape, t.stride(), t.dtype, t.device, t.requires_grad) for t in (*carry, *xs))
         key = (chunk, shapes, torch.is_grad_enabled(), torch.is_inference_mode_enabled())
@@ -151,6 +150,11 @@ class Compiler:
             where, why, remedy = problem
             warnings.warn(f"{loop.name} runs uncompiled{where}: {why}. {remedy}.", stacklevel=2)
         return found
+
+
+def _is_ordinary(tensors: Sequence[Tensor]) -> bool:
+    """Return whether a pass computes values, and gradients by autograd only: what is compiled has no tangents."""
+    return not (transforms_active() or is_traced() or other_pass() or any(map(is_simulated, tensors)))
 
 
 def _calls_custom_function(found: tuple[Sequence[Tensor], list[Tensor]], start: float) -> bool:
@@ -201,7 +205,7 @@ def run_every_step(loop: Loop, compiler: Compiler | None) -> tuple[Any, Any]:
 
 
 def run_compiled(loop: Loop, compiler: Compiler) -> tuple[tuple[Any, Any], Any]:
-    """Run ``loop`` in compiled chunks, but for its first steps; in passes of other kinds step by step.
+    """Run ``loop`` in compiled chunks, but for its first steps.
 
     Returns:
         The final carry and the outputs; the carry after the first steps.
@@ -209,7 +213,7 @@ def run_compiled(loop: Loop, compiler: Compiler) -> tuple[tuple[Any, Any], Any]:
     Raises:
         ChainError: the step cannot be compiled, or it registers hooks on its carry.
     """
-    head = (loop.length - 1) % CHUNK + 1 if _is_ordinary(loop) else loop.length
+    head = (loop.length - 1) % CHUNK + 1
     carry, first = replace(loop, xs=[x if x is None else x[:head] for x in loop.xs]).run()
     if head == loop.length:
         return (carry, first), carry
@@ -225,12 +229,6 @@ def run_compiled(loop: Loop, compiler: Compiler) -> tuple[tuple[Any, Any], Any]:
         )
     ys = of_y.build([torch.cat(both) for both in zip(early, late, strict=True)])
     return (structure.build(after), ys), carry
-
-
-def _is_ordinary(loop: Loop) -> bool:
-    """Return whether a pass computes values, and gradients by autograd only: what is compiled has no tangents."""
-    tensors = [t for t in tree_leaves((loop.init, loop.xs)) if isinstance(t, Tensor)]
-    return not (transforms_active() or is_traced() or other_pass() or any(map(is_simulated, tensors)))
 
 
 @contextmanager

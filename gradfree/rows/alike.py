@@ -172,6 +172,9 @@ def _is_known(node: fx.Node, structure: nn.Module) -> bool:
 class _Tracer(ThreadTracer):
     """Stores weak references to its symbolic tensors in ``proxies``, and in ``reason`` why hooks would be lost."""
 
+    # Operations on buffers, on the meta device, would run torch's Python code and import the compiler in the trace.
+    proxy_buffer_attributes = True
+
     def __init__(self, proxies: list[Any]):
         super().__init__()
         self.proxies = proxies

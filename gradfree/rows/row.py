@@ -233,7 +233,7 @@ class SequentialRow:
             random = RandomState(state.device)
             with random.restored():
                 plan = self._make_plan(state, settings)
-                if random.has_drawn():
+                if random.has_drawn():  # What else is wrong may come from that.
                     plan = "they draw random numbers"
             self._plans = dict(list(self._plans.items())[-_PLANS:]) | {key: plan}
         return self._plans[key]
@@ -274,7 +274,8 @@ class SequentialRow:
         nodes, parameters = len(graph.nodes), sum(p.numel() for p in structure.parameters())
         if not declared and not batch_pays(state.device, nodes, parameters, nodes * state.numel()):
             return "a batch of such blocks would take longer"
-        return RowPlan(blocks[0], settings)
+        # A copy that stays: other threads copy it in the backward pass.
+        return RowPlan(structure_of(blocks[0]), settings)
 
     def _watched(self) -> Settings:
         """Return the blocks' settings; after a change of them all plans of rows are dropped."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from functools import partial
-from operator import is_, itemgetter
+from operator import is_
 from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import Any
 
@@ -24,7 +24,8 @@ class Settings:
     """Watches the settings of modules for changes, by identity.
 
     These are attributes of modules, their submodules, and all that is in lists, dictionaries and other objects that
-    attributes hold; attributes of classes that are not torch's own, and variables outside that their ``forward`` names.
+    attributes hold; attributes of classes that are not torch's own, and variables outside that their ``forward`` and
+    functions in attributes name.
 
     Args:
         modules: the modules.
@@ -35,12 +36,14 @@ class Settings:
 
     def __init__(self, modules: Iterable[nn.Module]):
         modules = list(modules)
-        kinds = dict.fromkeys(type(m) for m in modules if not is_torchs_own(m))
-        self._kinds = (*kinds, *(kind.forward for kind in kinds))
+        users = [m for m in modules if not is_torchs_own(m)]
+        kinds = dict.fromkeys(type(m) for m in users)
+        functions = dict.fromkeys(f for m in users for f in vars(m).values() if isinstance(f, FunctionType | partial))
+        self._functions = (*kinds, *(kind.forward for kind in kinds), *functions)
         self._outside = self._now_outside()
         self._own = [_own_values(m) for m in modules]
         self._own += [m._modules.values for m in modules if m._modules]
-        held = _inside(value for m in modules for value in held_by(vars(m)))
+        held = _inside(value for m in users for value in held_by(vars(m)))
         self.watched = held is not None
         self._held = held or []
         self._known, self._known_inside = self._now_own(), _values(self._held)
@@ -60,17 +63,16 @@ class Settings:
 
     def _now_outside(self) -> Surroundings:
         # Other code may draw random numbers between two passes.
-        return Surroundings(self._kinds, draws=False)
+        return Surroundings(self._functions, draws=False)
 
 
 def _own_values(module: nn.Module) -> Callable[[], Iterable[Any]]:
-    """Return what returns the values of a module's attributes; of torch's layers without what every module has."""
+    """Return what returns the values of a module's attributes; of torch's layers those that may be settings."""
     own = vars(module)
     if not is_torchs_own(module):
         return own.values
-    names = own.keys() - MODULE_ATTRIBUTES
-    # For one name, a getter would return its value only.
-    return partial(itemgetter("_buffers", *names), own) if names else tuple
+    names = [name for name, value in own.items() if name not in MODULE_ATTRIBUTES and not isinstance(value, Tensor)]
+    return partial(map, own.get, names) if names else tuple
 
 
 def _inside(values: Iterable[Any]) -> list[Iterable[Any]] | None:

@@ -271,6 +271,6 @@ def _with_final(e: Tensor | None, final: Tensor | None, like: Tensor) -> Tensor:
     return e
 
 
-def _marks(tensors: Iterable[Tensor]) -> list[tuple[int, int]]:
-    """Return the identities of tensors, which must stay alive, and their version counters."""
-    return [(id(tensor), version(tensor)) for tensor in tensors]
+def _marks(tensors: Iterable[Tensor]) -> list[tuple[int, int, torch.dtype]]:
+    """Return the identities of tensors, which must stay alive, their version counters and dtypes."""
+    return [(id(tensor), version(tensor), tensor.dtype) for tensor in tensors]

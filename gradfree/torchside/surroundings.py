@@ -78,10 +78,10 @@ class Surroundings:
                 self._visit_container(name, owner, depth - 1)
         elif isinstance(owner, Tensor):
             self._keep(f"the tensor {name}", version(owner), _place(owner))
-            for attribute, value in vars(owner).items():
+            for attribute, value in vars(owner).items() if depth else ():
                 if not attribute.startswith("_"):  # As those by which torch marks what it has compiled for.
                     self._keep(f"{name}.{attribute}", value)
-                    self._visit(f"{name}.{attribute}", value, depth)
+                    self._visit(f"{name}.{attribute}", value, depth - 1)
         elif isinstance(owner, (torch.jit.ScriptFunction, torch.ScriptMethod)):
             self.scripted = name
         elif isinstance(owner, partial):
@@ -163,7 +163,7 @@ class Surroundings:
 def _variables(function: FunctionType) -> Iterator[tuple[str, Any]]:
     """Yield what a function can read or change outside of it, by name."""
     code = function.__code__
-    yield from _without_modules(_free_variables(function), _names(code)[1])
+    yield from _without_modules(_free_variables(function), _names(code)[1], set())
     if not _is_of_library(function):
         defaults = function.__defaults__ or ()
         yield from zip(code.co_varnames[code.co_argcount - len(defaults) :], defaults, strict=False)
@@ -172,15 +172,16 @@ def _variables(function: FunctionType) -> Iterator[tuple[str, Any]]:
 
 
 def _without_modules(
-    variables: Iterable[tuple[str, Any]], attributes: Sequence[str], above: Sequence[ModuleType] = ()
+    variables: Iterable[tuple[str, Any]], attributes: Sequence[str], seen: set[str]
 ) -> Iterator[tuple[str, Any]]:
     """Yield the variables, and in place of modules those of these attributes that they, and modules in them, have."""
     for name, value in variables:
         if not isinstance(value, ModuleType):
             yield name, value
-        elif not (_is_of_library(value) or value in above):
+        elif not (_is_of_library(value) or value.__name__ in seen):
+            seen.add(value.__name__)
             own = ((f"{name}.{each}", vars(value)[each]) for each in attributes if each in vars(value))
-            yield from _without_modules(own, attributes, (*above, value))
+            yield from _without_modules(own, attributes, seen)
 
 
 def _free_variables(function: FunctionType) -> Iterator[tuple[str, Any]]:

@@ -14,9 +14,6 @@ _tracing = Lock()
 class ThreadTracer(fx.Tracer):
     """Traces calls of the thread that makes it."""
 
-    proxy_buffer_attributes = True
-    """A buffer on the meta device would run torch's Python code, which imports the compiler during the trace."""
-
     def __init__(self) -> None:
         super().__init__()
         self._thread = get_ident()

@@ -1,6 +1,7 @@
 """Settings that equal blocks share and that change later: gradients are autograd's, or an error is raised."""
 
 import copy
+from threading import Thread
 from types import SimpleNamespace
 
 import pytest
@@ -249,14 +250,15 @@ def test_a_variable_outside_that_changes_between_the_passes_is_refused(outside):
 class Silent(nn.Module):
     """Adds nothing yet, so that no output shows a setting; the gradient of the gain depends on all."""
 
-    def __init__(self, shared):
+    def __init__(self, shared, scale=None):
         super().__init__()
-        self.shared = shared
+        self.shared, self.scale = shared, scale
         self.read, self.norm, self.act = nn.Linear(WIDTH, WIDTH), nn.LayerNorm(WIDTH), nn.LeakyReLU()
         self.gain = nn.Parameter(torch.zeros(WIDTH))
 
     def forward(self, x):
-        return x + self.gain * self.act(self.norm(self.read(x)) * self.shared.rate)
+        y = self.norm(self.read(x)) * self.shared.rate
+        return x + self.gain * self.act(y if self.scale is None else self.scale(y))
 
 
 @pytest.mark.parametrize(("layer", "name", "value"), [("act", "negative_slope", 0.5), ("norm", "eps", 1.0)])
@@ -272,14 +274,38 @@ def test_a_setting_of_torchs_layers_that_changes_between_two_steps_counts(layer,
     assert_equal_gradients(actual, outcome(model, x))
 
 
-def test_a_shared_setting_that_differs_between_two_passes_of_one_loss_is_refused():
+@pytest.mark.parametrize("by_function", [False, True])
+def test_a_shared_setting_that_differs_between_two_passes_of_one_loss_is_refused(by_function):
     shared, x = SimpleNamespace(rate=1.0), torch.randn(4, WIDTH)
-    model = nn.Sequential(*[Silent(shared) for _ in range(L)])
+    if by_function:
+        config, own = shared, SimpleNamespace(rate=1.0)
+        blocks = [Silent(own, scale) for scale in [lambda y: y * config.rate] * L]
+    else:
+        blocks = [Silent(shared) for _ in range(L)]
+    model = nn.Sequential(*blocks)
     with attached(model, "highway_bp", "auto"):
         first = model(x).sum()
         shared.rate = 4.0
         with pytest.raises(ChainError, match="a setting that it reads has changed"):
             (first + model(x).sin().sum()).backward()
+
+
+def test_a_backward_pass_in_another_thread_takes_the_settings_of_its_forward_pass():
+    """As that of a GPU is: each thread has a copy of the structure."""
+    shared, x, found = SimpleNamespace(rate=1.0), torch.randn(4, WIDTH), []
+    for batched in ("auto", False):
+        torch.manual_seed(0)
+        model = nn.Sequential(*[Silent(shared) for _ in range(L)])
+        with attached(model, "highway_bp", batched):
+            loss = model(x).sum()
+            for block in model:
+                block.act.negative_slope = 0.5
+            loss = loss + model(x).sin().sum()
+            thread = Thread(target=loss.backward)
+            thread.start()
+            thread.join()
+        found.append({name: p.grad for name, p in model.named_parameters()})
+    assert_equal_gradients(*found)
 
 
 def test_looking_at_blocks_draws_no_random_numbers():

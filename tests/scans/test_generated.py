@@ -5,7 +5,9 @@ import torch
 from oracles import off_by
 from scan_tasks import CompiledTask, compare, loop
 from torch import nn
+from torch._subclasses import FakeTensorMode
 from torch.autograd import forward_ad
+from torch.fx.experimental.proxy_tensor import make_fx
 
 import gradfree
 from gradfree import CellLayer
@@ -70,10 +72,20 @@ def without_values(run, x, dx):
     return [torch.zeros_like(y, device="cpu") for y in (run(x.to("meta")), run(dx.to("meta")))]
 
 
-@pytest.mark.parametrize("differentiate", [of_func, of_dual_numbers, without_values])
+def fake(run, x, dx):
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        shape = run(mode.from_tensor(x)).shape
+    return [torch.zeros(shape)]
+
+
+def traced(run, x, dx):
+    return [make_fx(run)(x)(dx)]
+
+
+@pytest.mark.parametrize("differentiate", [of_func, of_dual_numbers, without_values, fake, traced])
 @pytest.mark.parametrize("engine", ["backprop", "shooting", None])
 def test_passes_of_other_kinds_run_uncompiled(engine, differentiate):
-    """What is compiled has no tangents; here an error, or zeros."""
+    """What is compiled has no tangents, and cannot be traced or run without values."""
     layer, (x, dx) = CellLayer(Weightless(), compile=True), torch.randn(2, T, B, H)
 
     def step(h, x):

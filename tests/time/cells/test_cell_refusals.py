@@ -191,7 +191,15 @@ class Keeping(Leaky):
     last = None
 
 
-@pytest.mark.parametrize("cell", [Counted, Replaced, Overwriting, Keeping])
+class Converting(Leaky):
+    """Autograd would give the parameters gradients of the earlier dtype."""
+
+    def forward(self, x, state):
+        self.float()
+        return super().forward(x.float(), state.float()).to(state.dtype)
+
+
+@pytest.mark.parametrize("cell", [Counted, Replaced, Overwriting, Keeping, Converting])
 def test_a_cell_that_changes_its_inputs_or_buffers_is_refused(cell):
     layer = CellLayer(cell())
     with gradfree.create_engine("fixed_point").attach(layer):
