@@ -151,35 +151,6 @@ def test_tensors_from_outside_keep_their_graph_in_the_compiled_loop(kind):
     assert compare(CompiledTask(kind, "backprop")) < 1e-10
 
 
-class Counter(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.register_buffer("seen", torch.zeros(1))
-
-    def forward(self, h, x):
-        self.seen.add_(1.0)
-        return torch.tanh(h + x), self.seen * x
-
-
-def test_a_step_that_counts_is_compiled_and_runs_once_for_each_input(recwarn):
-    step, x = Counter(), torch.randn(T, B, H)
-    torch._dynamo.utils.counters.clear()
-    _, found = gradfree.scan(step, torch.zeros(B, H), x, engine="backprop", compile=True)
-    assert torch._dynamo.utils.counters["stats"]["unique_graphs"]
-    assert step.seen.item() == T
-    assert off_by([found], [loop(Counter(), torch.zeros(B, H), x)[1]]) < 1e-12
-    assert not [w for w in recwarn if "runs uncompiled" in str(w.message)]
-
-
-def test_a_step_that_draws_is_compiled(recwarn):
-    x, size = torch.ones(T, B, H), 64
-    _, found = gradfree.scan(
-        lambda h, x: (h, nn.functional.dropout(x.repeat(1, size))), torch.zeros(1), x, engine="backprop", compile=True
-    )
-    assert 0.9 < found.mean() < 1.1
-    assert not [w for w in recwarn if "runs uncompiled" in str(w.message)]
-
-
 def other_values(run):
     def wrong(step, carry, xs):
         after, ys = run(step, carry, xs)

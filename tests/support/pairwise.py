@@ -19,18 +19,22 @@ def pairwise(**axes: Iterable[Any]) -> pytest.MarkDecorator:
 
 def cover(rows: Iterable[Sequence[Any]]) -> list[Sequence[Any]]:
     """Return a subset of ``rows`` that contains all their pairs of values, by a deterministic greedy algorithm."""
-    found = {tuple(row): pairs(row) for row in rows}
-    wanted = set().union(*found.values())
+    numbers: dict[Pair, int] = {}
+    # Bits of an integer are faster than sets.
+    found = {
+        row: sum(1 << numbers.setdefault(pair, len(numbers)) for pair in pairs(row)) for row in map(tuple, rows)
+    }
+    wanted = (1 << len(numbers)) - 1
     # A row's gain never rises: if the recomputed gain of the first row is unchanged, it is the maximum.
-    gains = [(-len(gain), n, row) for n, (row, gain) in enumerate(found.items())]
+    gains = [(-gain.bit_count(), n, row) for n, (row, gain) in enumerate(found.items())]
     heapify(gains)
     chosen = []
     while wanted:
         _, n, row = gains[0]
-        gain = -len(found[row] & wanted)
+        gain = -(found[row] & wanted).bit_count()
         if gain == gains[0][0]:
             heappop(gains)
-            wanted -= found[row]
+            wanted &= ~found[row]
             chosen.append(row)
         else:
             heapreplace(gains, (gain, n, row))
