@@ -21,9 +21,7 @@ def cover(rows: Iterable[Sequence[Any]]) -> list[Sequence[Any]]:
     """Return a subset of ``rows`` that contains all their pairs of values, by a deterministic greedy algorithm."""
     numbers: dict[Pair, int] = {}
     # Bits of an integer are faster than sets.
-    found = {
-        row: sum(1 << numbers.setdefault(pair, len(numbers)) for pair in pairs(row)) for row in map(tuple, rows)
-    }
+    found = {row: sum(1 << numbers.setdefault(pair, len(numbers)) for pair in pairs(row)) for row in map(tuple, rows)}
     wanted = (1 << len(numbers)) - 1
     # A row's gain never rises: if the recomputed gain of the first row is unchanged, it is the maximum.
     gains = [(-gain.bit_count(), n, row) for n, (row, gain) in enumerate(found.items())]
