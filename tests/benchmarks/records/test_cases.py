@@ -6,7 +6,6 @@ from math import isnan
 import pytest
 import torch
 from places import RESULTS
-from report_records import committed
 from tiny_suite import CHAIN, HIGHWAY, PLAIN, TASK, failing, training
 
 from gradfree.benchmarks.data.bundled import Split
@@ -131,10 +130,3 @@ def test_committed_records_belong_to_the_current_suite(name):
     seeds = 1 + max(seed for record in records.values() for seed in record["seeds"])
     wanted = {case.id for case in cases(SUITES[name], seeds, "cpu", records) if case}
     assert records.keys() <= wanted
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", sorted(path.parent.name for path in RESULTS.glob("*/report.md")))
-def test_committed_reports_equal_those_made_now(name):
-    """If texts or statistics of reports change, write the reports again with `gradfree bench report`."""
-    assert committed(name).markdown() == (RESULTS / name / "report.md").read_text(encoding="utf-8")

@@ -1,11 +1,9 @@
-"""Charts of reports are valid Vega-Lite."""
+"""Charts as they are drawn."""
 
 import altair as alt
 import polars as pl
 import pytest
 from jsonschema import ValidationError
-from places import RESULTS
-from report_records import committed
 
 from gradfree.benchmarks.reports.drawing import spec, styles
 from gradfree.benchmarks.tables.chart import Axis, Chart
@@ -40,18 +38,9 @@ def test_lines_of_titles_have_room_on_a_phone():
     assert max(map(len, spec(one, styles([one]))["title"]["text"])) <= 40
 
 
-@pytest.mark.slow
-def test_charts_are_valid_vega_lite():
-    """Checked for one chart of each combination of marks, channels and scales in the committed reports."""
-    built = {}
-    reports = [committed(path.parent.name) for path in RESULTS.glob("*/records.jsonl")]
-    charts = [one for report in reports for section in report.sections for one in section.drawn]
-    for one in (spec(one, styles([one])) for one in charts):
-        encodings = [layer.get("encoding", {}) for layer in one["layer"]]
-        kinds = [e[axis].get("scale", {}).get("type") for axis in "xy" for e in encodings if axis in e]
-        built.setdefault(str([[(layer["mark"], sorted(layer["encoding"])) for layer in one["layer"]], kinds]), one)
-    assert 5 < len(built) < 100
-    for one in built.values():
-        alt.LayerChart.validate(one)
+def test_an_invalid_chart_is_found():
+    one = chart(["a", "b"])
+    drawn = spec(one, styles([one]))
+    alt.LayerChart.validate(drawn)
     with pytest.raises(ValidationError):
-        alt.LayerChart.validate(one | {"layer": [{**one["layer"][0], "encoding": {"x": {"field": 1}}}]})
+        alt.LayerChart.validate(drawn | {"layer": [{**drawn["layer"][0], "encoding": {"x": {"field": 1}}}]})
