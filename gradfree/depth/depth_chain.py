@@ -14,7 +14,7 @@ from gradfree.chains.memory import running_mean
 from gradfree.chains.solving import Attachment
 from gradfree.chains.survey import LinkFindings
 from gradfree.depth.block_jacobians import Mixing, jacobians, jvps, vectors, width
-from gradfree.depth.link import Link, local_backward, refuse_converted, span
+from gradfree.depth.link import Link, local_backward, span
 from gradfree.depth.run_again import run_again
 from gradfree.devices.costs import costs_of
 from gradfree.errors import ChainError
@@ -312,10 +312,7 @@ class DepthChain(Chain):
         for n, _ in entries:
             total.inputs[n] = plus(total.inputs[n], next(grads))
         for n in numbers:
-            gradient = next(grads)
-            if gradient is None:
-                refuse_converted(links, self.parameters[n])
-            total.parameters[n] = plus(total.parameters[n], gradient)
+            total.parameters[n] = plus(total.parameters[n], next(grads))
         return initial
 
 

@@ -37,7 +37,7 @@ from torch.autograd.graph import get_gradient_edge
 from gradfree.algebra.cotangents import Cotangent, plus
 from gradfree.chains.chain import ChainGradients
 from gradfree.depth.depth_chain import Attached, DepthChain
-from gradfree.depth.link import CONVERTED, Link, add_extra_vjps, add_inside, added, check_link
+from gradfree.depth.link import Link, add_extra_vjps, add_inside, added, check_link
 from gradfree.depth.nodes import EXIT, ONLY_INSIDE, Anchor, Entry, Exit, Start
 from gradfree.errors import ChainError
 from gradfree.torchside.graph import walk
@@ -81,7 +81,7 @@ class DepthPass:
         once = {id(p): p for p in (*itertools.chain(*trained.values()), *outside)}
         self.parameters: Sequence[Tensor] = [*once.values()]
         self.numbers = dict(zip(once, range(len(once)), strict=True))
-        self._dtypes = [p.dtype for p in self.parameters]
+        self._kinds = [(p.dtype, p.device) for p in self.parameters]
         self._leaf = torch.empty(0, requires_grad=True)
         self.anchors: list[Tensor] = [self._leaf, *outside]
         self.inputs = [(tensor, get_gradient_edge(tensor)) for tensor in inputs]
@@ -191,10 +191,7 @@ class DepthPass:
             self._begin_backward(self._not_whole)
             self._solved = True
         self._refuse_unseen()
-        converted = {n for n, p in enumerate(self.parameters) if p.dtype is not self._dtypes[n]}
-        for link in reversed(self.links if converted else ()):
-            if not converted.isdisjoint(link.parameters):
-                raise ChainError(CONVERTED.format(path=link.path))
+        self._refuse_converted()
         self.solving = True
         try:
             gradients = self._gradients(keeps_graph())
@@ -299,6 +296,18 @@ class DepthPass:
                     f"{link.path} changes its input in place, the output of {self.links[i - 1].path}, which the model "
                     "uses elsewhere, too: the two values would share one gradient. Use the out-of-place operation "
                     "(nn.ReLU(inplace=False), x = x + y)."
+                )
+
+    def _refuse_converted(self) -> None:
+        """Raise if a parameter has another dtype or device than when the pass began."""
+        converted = {n for n, p in enumerate(self.parameters) if (p.dtype, p.device) != self._kinds[n]}
+        for link in reversed(self.links if converted else ()):
+            if not converted.isdisjoint(link.parameters):
+                raise ChainError(
+                    f"a parameter of {link.path} got another dtype or device between the forward and the backward "
+                    "pass, or in the block's own forward (model.float(), layer.to(...)): its gradient would be lost, "
+                    "or rounded. Convert the model before the forward pass, or after the backward pass; run a block "
+                    "that converts itself once before, under torch.no_grad()."
                 )
 
 

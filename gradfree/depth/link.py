@@ -22,7 +22,7 @@ from gradfree.chains.refusals import problem_of_hidden_parameters
 from gradfree.depth.nodes import BORDERS
 from gradfree.depth.residual import residual_factor
 from gradfree.errors import ChainError
-from gradfree.torchside.graph import Reached, has_custom_functions, walk, was_cast
+from gradfree.torchside.graph import Reached, has_custom_functions, walk
 from gradfree.torchside.hooks import has_hooks, without_hooks
 from gradfree.torchside.private import node_class, version
 
@@ -253,20 +253,6 @@ def check_link(link: Link) -> None:
         )
     if link.graph.problem is not None:
         raise ChainError(link.graph.problem)
-
-
-CONVERTED = (
-    "a parameter of {path} got another dtype or device between the forward and the backward pass, or in the block's "
-    "own forward (model.float(), layer.to(...)): its gradient would be lost, or rounded. Convert the model before the "
-    "forward pass, or after the backward pass; run a block that converts itself once before, under torch.no_grad()."
-)
-
-
-def refuse_converted(links: Sequence[Link], parameter: Tensor) -> None:
-    """Raise if ``parameter`` got no gradient because its dtype or device changed after the forward pass."""
-    for link in links:
-        if was_cast(link.out, parameter):
-            raise ChainError(CONVERTED.format(path=link.path))
 
 
 def add_extra_vjps(

@@ -72,7 +72,6 @@ class Compiler:
     def __init__(self) -> None:
         self._functions: dict[Hashable, tuple[Chunk, str]] = {}
         """How chunks run: compiled, or as they are where that is wrong; and torch's stance on compiling them anew."""
-        self._compiled: dict[Hashable, Chunk] = {}
 
     def run(
         self, loop: Loop, chunk: Chunk, step: LeafStep, carry: Sequence[Tensor], xs: Sequence[Tensor]
@@ -92,10 +91,15 @@ class Compiler:
         Raises:
             ChainError: the step cannot be compiled as a whole, or there is no compiler.
         """
-        pieces, before, length = [], carry, len(xs[0])
-        for begin in range(0, length, CHUNK):
-            before = carry
-            carry, ys = self._run_chunk(loop, chunk, step, carry, [x[begin : begin + CHUNK] for x in xs])
+        pieces, before = [], carry
+        # A checkpoint's second run must save what the first one did, which may have been the first use.
+        may_compile = _is_ordinary([*carry, *xs]) and not saves_elsewhere()
+        for begin in range(0, len(xs[0]), CHUNK):
+            before, part = carry, [x[begin : begin + CHUNK] for x in xs]
+            if may_compile and len(part[0]) == CHUNK:
+                carry, ys = self._run_chunk(loop, chunk, step, carry, part)
+            else:
+                carry, ys = chunk(step, carry, part)
             pieces.append(ys)
         return (
             carry,
@@ -106,9 +110,6 @@ class Compiler:
     def _run_chunk(
         self, loop: Loop, chunk: Chunk, step: LeafStep, carry: Sequence[Tensor], xs: Sequence[Tensor]
     ) -> tuple[Sequence[Tensor], list[Tensor]]:
-        # A checkpoint's second run must save what the first one did, which may have been the first use.
-        if len(xs[0]) < CHUNK or saves_elsewhere() or not _is_ordinary([*carry, *xs]):
-            return chunk(step, carry, xs)
         shapes = tuple((t.shape, t.stride(), t.dtype, t.device, t.requires_grad) for t in (*carry, *xs))
         key = (chunk, shapes, torch.is_grad_enabled(), torch.is_inference_mode_enabled())
         run, stance = self._functions.get(key, (None, ""))
@@ -138,12 +139,12 @@ class Compiler:
             # torch 2.13 loses their gradients, or names them in an error.
             problem = _IN_SEGMENTS
         else:
-            if key not in self._compiled:
-                self._compiled[key] = _compile(chunk, carry[0].device, len(self._compiled))
+            known, _ = self._functions.get(key, (None, ""))
+            run = _compile(chunk, carry[0].device, len(self._functions)) if known is None else known
             # Steps in segments keep nothing outside, which is checked before.
             repeats = in_segments or not (random.has_drawn() or Surroundings(loop.step).change(before))
-            self._functions[key] = self._compiled[key], _NOT_ANEW if repeats else "default"
-            if repeats and not agrees(self._compiled[key], chunk, step, carry, xs):
+            self._functions[key] = run, _NOT_ANEW if repeats else "default"
+            if repeats and not agrees(run, chunk, step, carry, xs):
                 problem = _IN_SEGMENTS if in_segments else _IN_THE_LOOP
         if problem is not None:
             self._functions[key] = chunk, "default"

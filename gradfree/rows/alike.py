@@ -127,7 +127,6 @@ def _trace_problem(block: nn.Module, declared: bool, proxies: list[Any]) -> str 
         tracer, structure = _Tracer(proxies), nn.Sequential(structure_of(block, own_settings=True))
     except Exception as error:  # The copy of a user's attribute may raise anything.
         return f"it cannot be copied ({first_line(error)})"
-    before = {inner: dict(vars(inner)) for inner in structure.modules()}
     settings = Settings(structure.modules())
     buffers = [(buffer, version(buffer)) for buffer in structure.buffers()]
     try:
@@ -139,7 +138,7 @@ def _trace_problem(block: nn.Module, declared: bool, proxies: list[Any]) -> str 
     if tracer.reason:
         return tracer.reason
     # In a row, a tensor that the block stores for a loss would have no gradient.
-    if any(map(_changed, before.items())) or settings.changed_inside() or _any_alive(proxies):
+    if settings.changed() or _any_alive(proxies):
         return "it stores tensors or counts from inside: a loss on such a tensor would have no gradient"
     if not settings.watched:
         return "its attributes hold objects of too many parts, whose changes would not be noticed"
@@ -154,11 +153,6 @@ def _trace_problem(block: nn.Module, declared: bool, proxies: list[Any]) -> str 
             what = getattr(node.target, "__name__", node.target)
             return f"its forward uses {what}, which is not known to run in a batch"
     return None
-
-
-def _changed(module: tuple[nn.Module, dict[str, Any]]) -> bool:
-    now, before = vars(module[0]), module[1]
-    return now.keys() != before.keys() or any(value is not before[name] for name, value in now.items())
 
 
 def _is_known(node: fx.Node, structure: nn.Module) -> bool:

@@ -44,7 +44,7 @@ from gradfree.torchside.structure import call, structure_of, tensors_of
 _PLANS = 16
 """How many decisions a row stores, one for each combination of input, modes and trained parameters."""
 _CHANGES = 16
-"""After so many changes of settings the blocks run one by one: a decision takes longer than a pass."""
+"""After this many passes, each with other settings, the blocks run one by one: a decision takes longer than a pass."""
 
 
 class RowPlan(local):
@@ -114,7 +114,7 @@ class _Blocks(Function):
         states, tensors = found[: len(paths) + 1], found[len(paths) + 1 :]
         columns = {name: tensors[n :: len(names)] for n, name in enumerate(names)}
         row = RowChain(chain, plan.structure, columns, parameters, states, ctx.needs_input_grad[3])
-        if row.operations != ctx.operations or plan.settings.changed_inside():
+        if row.operations != ctx.operations or plan.settings.changed_elsewhere():
             raise SETTINGS_CHANGED.error(path=ctx.path)
         solved = chain.attachment.solve(row, [*[None] * (len(paths) - 1), cotangent])
         chain.attachment.solved.update(paths)
@@ -189,6 +189,7 @@ class SequentialRow:
         plan = self._plan(input, found, settings)
         if isinstance(plan, str):
             if self._chain.attachment.batched is True:
+                self._plans.clear()  # The next pass may be after a mend.
                 raise ChainError(
                     f"batched=True, but the blocks from {self.blocks[0][0]} on cannot run backward in a batch: "
                     f"{plan}. Use batched='auto', which batches blocks where this is possible and faster."
@@ -279,10 +280,15 @@ class SequentialRow:
 
     def _watched(self) -> Settings:
         """Return the blocks' settings; after a change of them all plans of rows are dropped."""
-        if self._settings is not None and not self._settings.changed():
-            return self._settings
-        self._changes += self._settings is not None
-        self._plans = {kind: plan for kind, plan in self._plans.items() if isinstance(plan, str)}
+        if self._settings is not None:
+            if self._changes > _CHANGES:
+                return self._settings
+            if not self._settings.changed():
+                self._changes = 0
+                return self._settings
+            self._changes += 1
+            # A decision runs blocks, so what stands against a row is not looked for again.
+            self._plans = {kind: plan for kind, plan in self._plans.items() if isinstance(plan, str)}
         self._modules = [m for _, block in self.blocks for m in block.modules()]
         blocks = {block for _, block in self.blocks}
         # The recorder puts one hook of each kind on a block.

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from gradfree.torchside.sharding import is_torchs_own
 from gradfree.torchside.structure import MODULE_ATTRIBUTES, held_by
-from gradfree.torchside.surroundings import Surroundings
+from gradfree.torchside.surroundings import CONTAINERS, Surroundings
 
 _MOST = 10_000
 """How many values are watched in the objects that modules hold."""
@@ -23,9 +23,9 @@ _OPAQUE = (str, bytes, int, float, type(None), type, Tensor, nn.Module, ModuleTy
 class Settings:
     """Watches the settings of modules for changes, by identity.
 
-    These are attributes of modules, their submodules, and all that is in lists, dictionaries and other objects that
-    attributes hold; attributes of classes that are not torch's own, and variables outside that their ``forward`` and
-    functions in attributes name.
+    These are attributes of modules without their modes, their submodules, and all that is in lists, dictionaries and
+    other objects that attributes hold; attributes of classes that are not torch's own, and variables outside that their
+    ``forward`` and functions in attributes name.
 
     Args:
         modules: the modules.
@@ -50,9 +50,9 @@ class Settings:
 
     def changed(self) -> bool:
         """Return whether a setting is another object than when this was made."""
-        return self.changed_inside() or not _same(self._now_own(), self._known)
+        return self.changed_elsewhere() or not _same(self._now_own(), self._known)
 
-    def changed_inside(self) -> bool:
+    def changed_elsewhere(self) -> bool:
         """The same without the attributes of the modules themselves."""
         if self._now_outside().change(self._outside) is not None:
             return True
@@ -70,7 +70,7 @@ def _own_values(module: nn.Module) -> Callable[[], Iterable[Any]]:
     """Return what returns the values of a module's attributes; of torch's layers those that may be settings."""
     own = vars(module)
     if not is_torchs_own(module):
-        return own.values
+        return lambda: [value for name, value in own.items() if name != "training"]
     names = [name for name, value in own.items() if name not in MODULE_ATTRIBUTES and not isinstance(value, Tensor)]
     return partial(map, own.get, names) if names else tuple
 
@@ -85,7 +85,7 @@ def _inside(values: Iterable[Any]) -> list[Iterable[Any]] | None:
         if isinstance(value, _OPAQUE) or id(value) in found:
             continue
         found.add(id(value))
-        contents = value if isinstance(value, list | tuple | set | dict) else getattr(value, "__dict__", None)
+        contents = value if isinstance(value, CONTAINERS) else getattr(value, "__dict__", None)
         if contents is None:
             continue
         places.append(contents.values() if isinstance(contents, dict) else contents)

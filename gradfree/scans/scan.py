@@ -120,7 +120,7 @@ def _memory(step: Any, compile: bool) -> LoopMemory:
     if isinstance(owner, nn.Module):
         of_modes = _memories_of.setdefault(owner, {})
     else:
-        of_modes = _memories.setdefault(_code(step), {})
+        of_modes = _memories.setdefault(_code(step.__func__ if isinstance(step, MethodType) else step), {})
     if compile not in of_modes:
         of_modes[compile] = LoopMemory(compiler=Compiler() if compile else None)
     return of_modes[compile]

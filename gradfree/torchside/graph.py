@@ -83,15 +83,6 @@ def operations(outputs: Iterable[Tensor], given: Iterable[Tensor]) -> Hashable:
     return tuple(found)
 
 
-def was_cast(output: Tensor, leaf: Tensor) -> bool:
-    """Return whether ``output`` was computed from ``leaf`` before a change of the leaf's dtype or device.
-
-    Torch then gives the leaf a new node, but the graph still has the old one.
-    """
-    nodes = {node for inner in walk([output]).nodes for node, _ in inner.next_functions if type(node) is LEAF}
-    return any(node.variable is leaf and node is not get_gradient_edge(leaf).node for node in nodes)  # type: ignore[union-attr]
-
-
 def has_custom_functions(kinds: Iterable[type]) -> bool:
     """Return whether nodes of custom functions are among the classes: these may write to their cotangent."""
     return any(issubclass(kind, BackwardCFunction) for kind in kinds)

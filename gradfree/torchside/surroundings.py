@@ -23,7 +23,7 @@ from gradfree.torchside.private import global_hooks, version
 
 _PLAIN = (int, float, complex, str, bytes, bool, type(None))
 _WITHOUT_PARTS = (*_PLAIN, ModuleType)
-_CONTAINERS = (dict, list, tuple, set, frozenset, deque)
+CONTAINERS = (dict, list, tuple, set, frozenset, deque)
 _EMPTY = {dict, list, set, OrderedDict}
 _DEPTH, _ENTRIES, _ALL = 3, 256, 10_000
 """How many containers inside each other are looked into, with how many entries, and how many values in all."""
@@ -53,7 +53,7 @@ class Surroundings:
         self._buffers = buffers
         self._visit("", step, _DEPTH)
         self._visit("a hook for all modules", global_hooks(), _DEPTH)
-        self._random = (random.getstate(), _numpy_state()[2]) if draws else None
+        self._random = (random.getstate(), _numpy_state()[2:]) if draws else None
 
     def change(self, earlier: Surroundings) -> str | None:
         """Return what has changed since an earlier snapshot of the same function, in words; ``None`` if nothing has."""
@@ -73,7 +73,7 @@ class Surroundings:
         if id(owner) in self._seen or isinstance(owner, _WITHOUT_PARTS) or len(self.found) > _ALL:
             return
         self._seen.add(id(owner))
-        if isinstance(owner, _CONTAINERS):
+        if isinstance(owner, CONTAINERS):
             if depth:
                 self._visit_container(name, owner, depth - 1)
         elif isinstance(owner, Tensor):

@@ -1,6 +1,7 @@
 """Settings that equal blocks share and that change later: gradients are autograd's, or an error is raised."""
 
 import copy
+from collections import deque
 from threading import Thread
 from types import SimpleNamespace
 
@@ -35,6 +36,7 @@ class Place:
             "inside an object": SimpleNamespace(inner=[SimpleNamespace(flags=self.flags)]),
             "list": [0, self.flags],
             "dictionary": {"a": self.flags},
+            "queue": deque([self.flags]),
             "object with slots": Slotted(self.flags),
             "global": None,
         }[name]
@@ -56,8 +58,8 @@ class Flagged(nn.Module):
         return (
             held.flags
             if isinstance(held, SimpleNamespace | Slotted)
-            else held[1]
-            if isinstance(held, list)
+            else held[-1]
+            if isinstance(held, list | deque)
             else held["a"]
         )
 
@@ -82,7 +84,7 @@ CHANGES = {
     "tensors are stored on blocks": {"keep": True},
     "nothing": {},
 }
-WATCHED = ("object", "inside an object", "list", "dictionary")
+WATCHED = ("object", "inside an object", "list", "dictionary", "queue")
 PLACES = (*WATCHED, "object with slots", "global")
 ENGINES = {"highway_bp": {"iterations": L}, "highway_bp, 1": {"iterations": 1}, "fixed_point": {"iterations": L}}
 
@@ -164,6 +166,29 @@ def test_settings_that_change_in_every_pass_end_in_single_blocks():
             place.flags["count"] = object()
             rows = len(walk([model(x)]).nodes) < L
             assert rows == (n < 17)
+
+
+def test_modes_that_alternate_and_settings_that_change_at_times_leave_a_row():
+    place, x = Place("object"), torch.randn(4, WIDTH)
+    model = nn.Sequential(*[Flagged(place) for _ in range(L)])
+    with attached(model, "highway_bp", "auto"):
+        for n in range(60):
+            model.train(n % 2 == 0)
+            if n % 3 == 0:
+                place.flags["count"] = object()
+            assert len(walk([model(x)]).nodes) < L
+
+
+def test_what_stood_against_a_batch_can_be_mended():
+    model, x = nn.Sequential(*[Silent(SimpleNamespace(rate=1.0)) for _ in range(L)]), torch.randn(4, WIDTH)
+    with attached(model, "highway_bp", True):
+        for inplace in (True, False):
+            for block in model:
+                block.act.inplace, block.shared = inplace, model[0].shared
+            if inplace:
+                with pytest.raises(ChainError, match="works in place"):
+                    model(x)
+        assert len(walk([model(x)]).nodes) < L
 
 
 class Counting(Flagged):

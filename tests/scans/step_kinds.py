@@ -359,6 +359,7 @@ KINDS = {
     "scan inside": (same(nested), True),
     "dropout": (uncut(uncut_steps.dropout), False),
     "Python's random numbers": (uncut(uncut_steps.python_random), False),
+    "NumPy's random numbers, the second of a pair": (uncut(uncut_steps.numpy_pairs), False),
     "branch on values": (uncut(uncut_steps.branch), False),
     "appends to a list": (uncut(uncut_steps.appends), False),
     "counts its calls": (uncut(uncut_steps.counts), False),

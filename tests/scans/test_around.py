@@ -165,6 +165,27 @@ def test_a_step_that_fills_a_cache_runs_in_segments_from_the_second_call_on(recw
     assert not recwarn
 
 
+def test_methods_of_different_objects_are_known_apart(recwarn):
+    class Rates(dict):
+        def step(self, h, x):
+            h = torch.tanh(self.setdefault(h.dtype, 0.5) * h + x)
+            return h, h
+
+    class Others(Rates):
+        def step(self, h, x):
+            h = torch.sin(self.setdefault(h.dtype, 0.5) * h + x)
+            return h, h
+
+    x = torch.randn(T, B, H, requires_grad=True)
+    for rates in (Rates(), Others()):
+        for cut in (False, True):
+            with gradfree.engine_figures() as figures:
+                _, y = gradfree.scan(rates.step, torch.zeros(B, H), x, engine=ENGINES["shooting"])
+                y.sum().backward()
+            assert bool(figures) == cut
+    assert not recwarn
+
+
 @pytest.mark.parametrize("options", [("shooting", {"segments": 5}), ("newton", {"max_sweeps": T})])
 def test_autocast_has_the_loops_precision(options):
     found, engine = [], create_engine(options[0], **options[1])

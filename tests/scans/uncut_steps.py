@@ -20,6 +20,14 @@ def python_random(params, cell, x):
     return params, lambda h, x: cell(h, x) * random.random()
 
 
+def numpy_pairs(params, cell, x):
+    """NumPy draws two normal numbers at once, and keeps one."""
+    np.random.seed(0)  # noqa: NPY002
+    draw = np.random.randn
+    draw()
+    return params, lambda h, x: cell(h, x) * draw()
+
+
 def branch(params, cell, x):
     return params, lambda h, x: cell(h, x if x.sum() > 0 else -x)
 
