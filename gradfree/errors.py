@@ -1,6 +1,6 @@
 """``ChainError``, and the table of the refusals that several engines or kinds of chain share: case, message, remedy.
 
-A refusal that one place makes stands there.
+Most refusals that one place makes stand there.
 """
 
 from __future__ import annotations

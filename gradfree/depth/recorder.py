@@ -175,7 +175,7 @@ class BlockRecorder:
         if not needed and not inputs and not any(p.requires_grad for p in block.parameters()):
             return None
         if state is None:
-            self.chain.split(self.path, NO_STATE)
+            self.chain.split(self.path, NO_TENSOR)
             return None
         others = [t for t in inputs if t is not state]
         recording, before = self._join(block, state, others)
@@ -255,7 +255,7 @@ class BlockRecorder:
         else:
             self.chain.check(block)
             if state.requires_grad and self.path != next(iter(self.chain.blocks)):
-                self.chain.split(self.path, BETWEEN)
+                self.chain.split(self.path, COMPUTED)
         recording = self.chain.begin(state, others)
         return recording, recording.begin(state)
 
@@ -287,8 +287,8 @@ class BlockRecorder:
 
 
 # Why a block starts a new pass.
-BETWEEN = "its input is computed by the model, a hook or a reentrant checkpoint, and is not the output of a block"
+COMPUTED = "its input is computed by the model, a hook or a reentrant checkpoint, and is not the output of a block"
 NOT_THE_STATE = "its first argument is an extra output of a block, no state; name the state with gradfree.register_port"
-NO_STATE = "its first argument is no tensor; name the argument that is the state with gradfree.register_port"
+NO_TENSOR = "its first argument is no tensor; name the argument that is the state with gradfree.register_port"
 BRANCHING = "another block has used the output of the block before it: the blocks branch"
 HOOKED = "the state before it has a gradient hook or retain_grad(), which needs the state's whole gradient"

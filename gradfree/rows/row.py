@@ -1,8 +1,8 @@
 """Rows: the equal blocks of an ``nn.Sequential`` as one autograd function.
 
-The forward pass calls the user's blocks without a graph. The backward pass runs all blocks as one batch, on a copy of
-one block without its numbers; each thread has its copy. Before each pass the row checks structure, modes and hooks. If
-the blocks cannot be a row, the recorder's hooks record them one by one.
+The forward pass calls the user's blocks, all but the first one without a graph. The backward pass runs all blocks as
+one batch, on a copy of one block without its numbers; each thread has its copy. Before each pass the row checks
+structure, modes and hooks. If the blocks cannot be a row, the recorder's hooks record them one by one.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class _Blocks(Function):
         state: Tensor,
         *parameters: Tensor,
     ) -> Tensor:
-        """Run the blocks without a graph; keep the states between them, and what operations a block consists of."""
+        """Run the blocks; keep the states between them, and what operations the first one consists of."""
         ctx.set_materialize_grads(False)
         (first, block), *others = chain.blocks.items()
         with torch.enable_grad():

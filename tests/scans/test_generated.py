@@ -127,5 +127,7 @@ def test_passes_of_other_kinds_run_uncompiled(engine, differentiate):
             return layer(x, start)[0]
         return gradfree.scan(step, start, x, engine=engine, compile=True)[1]
 
+    torch._dynamo.utils.counters.clear()
     found = differentiate(run, x, dx)
+    assert not torch._dynamo.utils.counters["stats"]["unique_graphs"]
     assert off_by(found, differentiate(lambda x: loop(step, x.new_zeros(B, H), x)[1], x, dx)) < 1e-10
