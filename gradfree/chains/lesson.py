@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from gradfree.errors import NO_LESSON, ChainError
-from gradfree.torchside.buffers import restored_buffers
+from gradfree.torchside.buffers import restored_tensors
 from gradfree.torchside.random_state import RandomState
 
 _GIVEN = {
@@ -57,7 +57,7 @@ class Lesson:
             ChainError: the loss is not a single number.
         """
         assert self.loss is not None  # :meth:`check` raises without one.
-        with torch.no_grad(), RandomState(device).restored(), restored_buffers(self.buffers):
+        with torch.no_grad(), RandomState(device).restored(), restored_tensors(self.buffers):
             loss = self.loss()
         if not isinstance(loss, Tensor) or loss.numel() != 1:
             raise ChainError("the loss of a lesson must return one number: lesson(loss=lambda: loss_fn(model(x), y)).")

@@ -101,8 +101,9 @@ class RecordedChain:
         if self.attachment.batched is True:
             raise ChainError(
                 f"batched=True, but the blocks from {next(iter(self.blocks))} on are run one by one: called by the "
-                "model, not by their nn.Sequential, or under autocast, a checkpoint, torch.compile or anomaly "
-                "detection. Leave batched out: 'auto' batches blocks where this is possible and faster."
+                "model, not by their nn.Sequential, or under autocast, a checkpoint, hooks for saved tensors, "
+                "torch.compile or anomaly detection. Leave batched out: 'auto' batches blocks where this is possible "
+                "and faster."
             )
         return DepthPass(self, self.trained(), inputs, self.trained_outside())
 

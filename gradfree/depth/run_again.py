@@ -10,7 +10,7 @@ from torch.func import functional_call
 
 from gradfree.depth.ports import port_of
 from gradfree.errors import ChainError
-from gradfree.torchside.buffers import restored_buffers
+from gradfree.torchside.buffers import restored_tensors
 from gradfree.torchside.random_state import RandomState
 
 
@@ -27,7 +27,7 @@ def run_again(blocks: Sequence[tuple[str, nn.Module]], state: Tensor, replaced: 
     """
     buffers = [module._buffers for _, block in blocks for module in block.modules() if module._buffers]
     states: list[Tensor] = []
-    with torch.no_grad(), RandomState(state.device).restored(), restored_buffers(buffers):
+    with torch.no_grad(), RandomState(state.device).restored(), restored_tensors(buffers):
         for path, block in blocks:
             own = {name: replaced[id(p)] for name, p in block.named_parameters() if id(p) in replaced}
             found, _ = port_of(block).split(functional_call(block, own, (state,)))

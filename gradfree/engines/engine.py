@@ -258,8 +258,9 @@ class Engine(Solver):
         others = [path for path, site in report.chains.items() if not (self.pulls_at_once and site.can_be_batched)]
         if batched is True and report.ok and (others or not report.chains):
             problems.append(
-                "batched=True is for blocks of an nn.Sequential, under an engine whose VJPs run at once: not for "
-                f"{others or 'this engine'}. Leave it out, or name other chains: chains=[...]."
+                "batched=True is for a whole nn.Sequential of blocks, under an engine whose VJPs run at once: not for "
+                f"{others or 'this engine'}. Leave it out, name other chains, chains=[...], or put the blocks into "
+                "an nn.Sequential of their own."
             )
         if problems:
             lines = "\n".join(f"- {line}" for line in (*problems, *report.notes))

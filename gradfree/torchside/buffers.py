@@ -1,29 +1,30 @@
-"""Restores the buffers of modules after a pass that does not count."""
+"""Restores the tensors of modules after a pass that does not count."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
-from torch import Tensor
+from torch.nn.parameter import is_lazy
 
 
 @contextmanager
-def restored_buffers(buffers: Iterable[dict[str, Tensor | None]]) -> Iterator[None]:
-    """Restore buffers after the ``with``, also after an error: their values, and which tensors they are.
+def restored_tensors(owned: Iterable[dict[str, Any]]) -> Iterator[None]:
+    """Restore tensors after the ``with``, also after an error: their values, and which tensors they are.
 
     Args:
-        buffers: the ``_buffers`` of modules.
+        owned: the ``_buffers`` or ``_parameters`` of modules.
     """
-    kept = [(own, dict(own)) for own in buffers]
-    tensors = [buffer for _, entries in kept for buffer in entries.values() if buffer is not None]
-    values = [(buffer, buffer.detach().clone()) for buffer in tensors]
+    kept = [(own, dict(own)) for own in owned]
+    tensors = {id(t): t for _, entries in kept for t in entries.values() if t is not None and not is_lazy(t)}
+    values = [(t, t.detach().clone()) for t in tensors.values()]
     try:
         yield
     finally:
         for own, entries in kept:
             own.clear()
             own.update(entries)
-        for buffer, value in values:
+        for t, value in values:
             # Not a change that autograd sees: it would count against a graph that waits for its backward.
-            buffer.data.copy_(value)
+            t.data.copy_(value)

@@ -24,15 +24,20 @@ class Residual(nn.Module):
 
 
 class Stateful(Residual):
-    """Draws random numbers of all kinds, changes buffers and attributes, and creates a module while it runs."""
+    """Draws random numbers of all kinds, changes weights, buffers and attributes, makes a module and sets a hook."""
 
     def __init__(self):
         super().__init__()
         self.norm, self.calls, self.cache = nn.BatchNorm1d(4), 0, None
+        self.means = nn.Parameter(torch.zeros(2, 4), requires_grad=False)
         self.register_buffer("last", torch.zeros(4))
 
     def forward(self, x):
+        if not self.calls:
+            self.norm.register_forward_hook(lambda *_: None)
         self.calls += 1
+        self.means[0] += x.detach().mean(0)
+        self.means.data = self.means.data * 0.5
         self.cache = x.detach()
         self.made = nn.Identity()
         self.last = x.detach().mean(0)
@@ -56,14 +61,15 @@ def links(report, path="1"):
 def test_a_dry_run_changes_nothing():
     model = nn.Sequential(*[Stateful() for _ in range(3)])
     x = torch.randn(5, 4)
-    model(x).sum().backward()
+    for block in model:
+        block.inner(x).sum().backward()
     attributes = [dict(vars(block)) for block in model]
-    before, grads = snapshot(model), [p.grad.clone() for p in model.parameters()]
+    before, grads = snapshot(model), [block.inner.weight.grad.clone() for block in model]
     states = random.getstate(), np.random.get_state()[1].copy(), torch.get_rng_state()  # noqa: NPY002
     report = looked_at(model, x)
     assert report.ok
     assert_unchanged(model, before)
-    assert all(torch.equal(p.grad, g) for p, g in zip(model.parameters(), grads, strict=True))
+    assert all(torch.equal(block.inner.weight.grad, g) for block, g in zip(model, grads, strict=True))
     assert random.getstate() == states[0]
     assert (np.random.get_state()[1] == states[1]).all()  # noqa: NPY002
     assert torch.equal(torch.get_rng_state(), states[2])

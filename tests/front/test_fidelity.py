@@ -124,6 +124,29 @@ def test_it_changes_nothing_and_both_passes_have_the_same_dropout_masks():
     assert torch.equal(torch.get_rng_state(), random)
 
 
+class Momentum(nn.Module):
+    """Moves the weights of its teacher, as BYOL and MoCo do."""
+
+    def __init__(self):
+        super().__init__()
+        self.student, self.teacher = (nn.Sequential(*[nn.Linear(6, 6) for _ in range(3)]) for _ in range(2))
+        self.teacher.requires_grad_(False)
+
+    def forward(self, x):
+        with torch.no_grad():
+            for own, given in zip(self.teacher.parameters(), self.student.parameters(), strict=True):
+                own.lerp_(given, 0.1)
+        return self.student(x) - self.teacher(x)
+
+
+def test_both_passes_begin_from_the_same_weights():
+    model, batch = Momentum(), (torch.randn(8, 6), torch.randn(8, 6))
+    before, engine = snapshot(model), gradfree.create_engine("fixed_point", iterations=3)
+    fidelity = gradfree.gradient_fidelity(engine, model, loss_fn, batch, chains=["student"])
+    assert fidelity.total.relative_error < 1e-10
+    assert_unchanged(model, before)
+
+
 class Sequences(nn.Module):
     """Dropout, then a GRU with features as time steps."""
 
