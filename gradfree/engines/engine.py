@@ -260,7 +260,7 @@ class Engine(Solver):
             problems.append(
                 "batched=True is for a whole nn.Sequential of blocks, under an engine whose VJPs run at once: not for "
                 f"{others or 'this engine'}. Leave it out, name other chains, chains=[...], or put the blocks into "
-                "an nn.Sequential of their own."
+                "a separate nn.Sequential."
             )
         if problems:
             lines = "\n".join(f"- {line}" for line in (*problems, *report.notes))

@@ -245,8 +245,8 @@ def compiling(name: str) -> Iterator[None]:
             yield
     except getattr(exc, "FailOnRecompileLimitHit", ()) as error:
         raise ChainError(
-            f"{name} is compiled anew too often: torch compiles once for each value of a number that the step takes "
-            "from outside. Make such numbers tensors, or leave compile=True out."
+            f"{name} is compiled anew too often: torch compiles once for each value of a number, each setting and each "
+            "module that the step takes from outside. Make such numbers tensors, or leave compile=True out."
         ) from error
     except exc.TorchDynamoException as error:
         raise ChainError(

@@ -26,7 +26,7 @@ from gradfree.errors import SETTINGS_CHANGED, STORED_IN_ROW, ChainError
 from gradfree.rows.alike import first_line, why_no_row
 from gradfree.rows.row_chain import RowChain, entering
 from gradfree.rows.settings import Settings
-from gradfree.torchside.graph import has_custom_functions, operations, walk
+from gradfree.torchside.graph import SELECT_SCATTER, has_custom_functions, operations, walk
 from gradfree.torchside.guards import refuse_batched, refuse_second_derivatives, saved
 from gradfree.torchside.hooks import spare_hooks
 from gradfree.torchside.private import (
@@ -259,6 +259,8 @@ class SequentialRow:
             return "their output does not depend on their state"
         if not declared and has_custom_functions(graph.kinds):
             return "they use a custom autograd function"
+        if SELECT_SCATTER in graph.kinds:
+            return "they call select_scatter, whose gradients torch.func.vmap computes wrongly"
         if not {id(leaf) for leaf in graph.leaves} <= set(map(id, tensors.values())):
             return "they use a tensor that needs a gradient and is not one of their parameters"
         factor = residual_factor(out, torch.autograd.graph.get_gradient_edge(given))

@@ -360,6 +360,8 @@ KINDS = {
     "dropout": (uncut(uncut_steps.dropout), False),
     "Python's random numbers": (uncut(uncut_steps.python_random), False),
     "NumPy's random numbers, the second of a pair": (uncut(uncut_steps.numpy_pairs), False),
+    "select_scatter": (uncut(uncut_steps.selects_and_scatters), False),
+    "index_fill": (uncut(uncut_steps.fills_by_index), False),
     "branch on values": (uncut(uncut_steps.branch), False),
     "appends to a list": (uncut(uncut_steps.appends), False),
     "counts its calls": (uncut(uncut_steps.counts), False),

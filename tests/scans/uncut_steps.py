@@ -28,6 +28,15 @@ def numpy_pairs(params, cell, x):
     return params, lambda h, x: cell(h, x) * draw()
 
 
+def selects_and_scatters(params, cell, x):
+    return params, lambda h, x: cell(torch.select_scatter(h, h[:, 0], 1, 2), x)
+
+
+def fills_by_index(params, cell, x):
+    zeros, first = x.new_zeros(params[0].shape[0] // 3), torch.tensor([0])
+    return params, lambda h, x: cell(h + zeros.index_fill(0, first, h.mean()), x)
+
+
 def branch(params, cell, x):
     return params, lambda h, x: cell(h, x if x.sum() > 0 else -x)
 
