@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import inspect
+import sys
+from functools import cache
 from typing import Any
 
 from torch import nn
@@ -99,6 +101,12 @@ def create_model(name: str, **options: Any) -> nn.Module:
     return model(**options)
 
 
+@cache
+def _without_options(name: str, registered: type[Engine] | None, path: tuple[str, ...]) -> Engine:
+    """Return a named engine; cached by what decides which one that is, since ``scan`` asks in every call."""
+    return create_engine(name)
+
+
 def resolve_engine(engine: str | Engine, options: dict[str, Any]) -> Engine:
     """Return ``engine``, created with ``options`` if given by name.
 
@@ -106,7 +114,9 @@ def resolve_engine(engine: str | Engine, options: dict[str, Any]) -> Engine:
         TypeError: ``options`` together with an engine object, or ``engine`` is neither a name nor an engine.
     """
     if isinstance(engine, str):
-        return create_engine(engine, **options)
+        if options or ":" in engine:
+            return create_engine(engine, **options)
+        return _without_options(engine, _registered.get(engine), tuple(sys.path))
     if not isinstance(engine, Engine):
         raise TypeError(f"engine must be a name or an Engine, not {engine!r}.")
     if options:

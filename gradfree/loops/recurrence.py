@@ -56,7 +56,9 @@ class Loop:
         Raises:
             TypeError: the step returns something else, such as a tensor, which Python would split by its rows.
         """
-        found = self.step(carry, x)
+        return self._two(self.step(carry, x))
+
+    def _two(self, found: Any) -> Any:
         if not isinstance(found, tuple | list) or len(found) != 2:
             what = f"{len(found)} values" if isinstance(found, tuple | list) else f"a {type(found).__name__}"
             raise TypeError(
@@ -74,9 +76,11 @@ class Loop:
             outputs: those of the earlier steps.
         """
         inputs, carry = (self.inputs(), self.init) if inputs is None else (inputs, carry)
-        ys = list(outputs)
+        ys, step = list(outputs), self.step
         for x in inputs:
-            carry, y = self.call(carry, x)
+            found = step(carry, x)
+            # Most steps return a tuple; a call for each would cost as much as a small operation.
+            carry, y = found if type(found) is tuple and len(found) == 2 else self._two(found)
             ys.append(y)
         return carry, stacked(ys, self.name)
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from gradfree.convergence.outcome import Outcome
-from gradfree.devices.costs import SHORTEST_SCAN, best_count
+from gradfree.devices.costs import best_count
 from gradfree.devices.hardware import mark, seconds
 from gradfree.loops.compiled import CHUNK, Compiler
 from gradfree.segments.rule import ChainPass, SegmentRule
@@ -123,7 +123,7 @@ class Knowledge:
         """
         this = passes[0]
         like, length, compiles = this.like, this.length, self._compiler is not None
-        if fixed is not None or not (cuts or newton) or length < SHORTEST_SCAN:
+        if fixed is not None or not (cuts or newton):
             way = PLAIN if fixed is None else fixed
             return Stopwatch(way._replace(is_compiled=compiles), None, like.device)
         key = (length, like.shape, like.dtype, like.device, torch.is_grad_enabled(), cuts, newton)

@@ -61,7 +61,8 @@ def scan(
         ChainError: second derivatives of a call that ran in segments; a step that cannot be compiled.
     """
     solver = resolve_engine(engine, {})
-    if solver.loops is None:
+    loops = solver.loops
+    if loops is None:
         raise ValueError(
             f"scan: {type(solver).__name__} only solves recorded chains. Use engine='shooting', 'newton', 'auto' or "
             "'backprop', or attach the engine to a gradfree.CellLayer."
@@ -79,7 +80,7 @@ def scan(
             f"scan: xs must be sequences of one length, at least 1, along dim {dim}, not {lengths or 'none'}."
         )
     steps = [None if x is None else x.flip(0) for x in steps] if reverse else steps
-    carry, ys = solver.loops(Loop(step, init, steps, spec, _name(step)), _memory(step, compile), None)
+    carry, ys = loops(Loop(step, init, steps, spec, _name(step)), _memory(step, compile), None)
     # As with torch's layers: its gradient is that through itself alone, however the loop ran.
     carry = tree_map(lambda t: t.clone() if isinstance(t, Tensor) else t, carry)
     if reverse or dim:

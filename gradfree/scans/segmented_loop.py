@@ -15,8 +15,9 @@ from torch.utils._pytree import tree_flatten, tree_leaves
 
 from gradfree.chains.solving import offer_figure
 from gradfree.convergence.outcome import coarsest_dtype
+from gradfree.devices.costs import SHORTEST_SCAN
 from gradfree.errors import CHANGED_IN_PLACE, STEP_CHANGED, ChainError
-from gradfree.loops.compiled import Compiler, compiling, run_compiled
+from gradfree.loops.compiled import Compiler, compiling, run_compiled, run_every_step
 from gradfree.loops.recurrence import Loop, LoopMemory, Structure, builder
 from gradfree.newton.iteration import NewtonRule
 from gradfree.scans.first_step import FirstStep, Replacing, run_first_step
@@ -56,6 +57,8 @@ class SegmentedLoop:
         carry = [t for t in tree_leaves(self.loop.init) if isinstance(t, Tensor)]
         if not carry or torch.compiler.is_compiling() or transforms_active() or other_pass() is not None:
             return self.loop.run()
+        if self.loop.length < SHORTEST_SCAN and self._fixed_way() is None:
+            return run_every_step(self.loop, self.known.compiler(Way(1, is_compiled=True)))
         like, length = _rows(carry), self.loop.length
         memory, newton = self.known.memory(like), self.rule.newton_stopping(carry, length)
         self.passes = [
