@@ -86,7 +86,7 @@ class _Watch(TorchFunctionMode):
         name = getattr(func, "__name__", "")
         if name in _OBSERVES:
             self.problem = f"calls {name} on a tensor"
-        elif name == "select_scatter" or (name == "index_fill" and isinstance(kwargs.get("value", args[-1]), Tensor)):
+        elif name == "select_scatter" or (name == "index_fill" and isinstance([*args, *kwargs.values()][-1], Tensor)):
             # In torch 2.13 gradients of the one are wrong, and values of the other where only "value" is a batch.
             self.problem = f"calls {name}, which torch.func.vmap computes wrongly"
         elif func in FORMULAS:
