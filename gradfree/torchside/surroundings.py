@@ -66,7 +66,7 @@ class Surroundings:
         return None
 
     def _keep(self, name: str, *values: Any) -> None:
-        self.found += ((name, value) for value in values)
+        self.found += [(name, value) for value in values]
 
     def _visit(self, name: str, owner: Any, depth: int) -> None:
         """Note the contents of ``owner``."""
@@ -129,19 +129,17 @@ class Surroundings:
     def _visit_attributes(self, path: str, owner: Any, depth: int) -> None:
         self._visit(path, type(owner), depth)
         for attribute, value in vars(owner).items():
-            where = f"{path}.{attribute}".removeprefix(".")
-            if attribute in ("_parameters", "_buffers") and isinstance(owner, nn.Module):
-                if attribute == "_buffers" and not self._buffers:
-                    continue
-                for key, tensor in value.items():
-                    own = f"{path}.{key}".removeprefix(".")
-                    self._keep(own, tensor)
-                    self._visit(own, tensor, depth)
-            elif type(value) in _EMPTY and not value:
+            if type(value) in _EMPTY and not value:
                 continue  # Most are a module's hooks; what is put in later is found.
-            elif attribute != "_modules" and (self._buffers or not isinstance(value, Tensor)):
-                self._keep(where, value)
-                self._visit(where, value, depth)
+            if isinstance(owner, nn.Module) and attribute in ("_parameters", "_buffers", "_modules"):
+                counts = attribute == "_parameters" or (attribute == "_buffers" and self._buffers)
+                own = value.items() if counts else ()
+            else:
+                own = [(attribute, value)] if self._buffers or not isinstance(value, Tensor) else ()
+            for key, each in own:
+                where = f"{path}.{key}".removeprefix(".")
+                self._keep(where, each)
+                self._visit(where, each, depth)
 
     def _visit_container(self, name: str, owner: Any, depth: int) -> None:
         entries = list(islice(owner.items() if isinstance(owner, dict) else enumerate(owner), _ENTRIES))
