@@ -270,10 +270,12 @@ class SequentialRow:
         if len({_operations(block, given) for block in blocks}) > 1:
             return "they compute their outputs by different operations"
         try:
-            one = {name: t.detach()[None] for name, t in tensors.items()}
-            vmap(partial(call, structure), randomness="different")(one, given.detach()[None])
+            one = {name: t.detach()[None].requires_grad_(t.requires_grad) for name, t in tensors.items()}
+            batch = vmap(partial(call, structure), randomness="different")(one, given.detach()[None])
         except Exception as error:  # torch lists nowhere what cannot run in a batch.
             return f"it does not run in a batch ({first_line(error)})"
+        if len(walk([batch]).leaves) < len(graph.leaves):
+            return "in a batch some of their parameters get no gradient: they ask whether a tensor needs one"
         nodes, parameters = len(graph.nodes), sum(p.numel() for p in structure.parameters())
         if not declared and not batch_pays(state.device, nodes, parameters, nodes * state.numel()):
             return "a batch of such blocks would take longer"

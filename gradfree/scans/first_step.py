@@ -30,6 +30,11 @@ _ASKS = {getattr(Tensor, name).__get__ for name in ("requires_grad", "grad_fn", 
 step the carry may need no gradient."""
 
 
+_WRONG = ("select_scatter", "as_strided", "as_strided_", "as_strided_copy", "linear_cross_entropy")
+"""Functions that ``torch.func.vmap`` computes wrongly in torch 2.13: gradients of the first and last, values of the
+others, which use strides of the batch; and of ``index_fill`` if only the value is a batch."""
+
+
 @dataclass
 class FirstStep:
     """The result of the first step of a loop, with the graph that the loop has.
@@ -86,8 +91,7 @@ class _Watch(TorchFunctionMode):
         name = getattr(func, "__name__", "")
         if name in _OBSERVES:
             self.problem = f"calls {name} on a tensor"
-        elif name == "select_scatter" or (name == "index_fill" and isinstance([*args, *kwargs.values()][-1], Tensor)):
-            # In torch 2.13 gradients of the one are wrong, and values of the other where only "value" is a batch.
+        elif name in _WRONG or (name == "index_fill" and isinstance([*args, *kwargs.values()][-1], Tensor)):
             self.problem = f"calls {name}, which torch.func.vmap computes wrongly"
         elif func in FORMULAS:
             self.has_fused_cells = True

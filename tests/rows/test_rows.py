@@ -134,6 +134,9 @@ BLOCKS = {
     ),
     "checkpoint": block(lambda self, x: checkpoint(super(type(self), self).forward, x, use_reentrant=False)),
     "counts from inside": Counting,
+    "ask whether a tensor needs": block(
+        lambda self, x: x + torch.tanh(self.linear(x) if self.linear.weight.requires_grad else x)
+    ),
     "call select_scatter": block(
         lambda self, x: x + torch.select_scatter(y := torch.tanh(self.linear(x)), y[:, 0], 1, 2)
     ),

@@ -362,6 +362,7 @@ KINDS = {
     "NumPy's random numbers, the second of a pair": (uncut(uncut_steps.numpy_pairs), False),
     "select_scatter": (uncut(uncut_steps.selects_and_scatters), False),
     "index_fill": (uncut(uncut_steps.fills_by_index), False),
+    "as_strided": (uncut(uncut_steps.reads_by_strides), False),
     "branch on values": (uncut(uncut_steps.branch), False),
     "appends to a list": (uncut(uncut_steps.appends), False),
     "counts its calls": (uncut(uncut_steps.counts), False),

@@ -37,6 +37,11 @@ def fills_by_index(params, cell, x):
     return params, lambda h, x: cell(h + zeros.index_fill(0, first, h.mean()), x)
 
 
+def reads_by_strides(params, cell, x):
+    matrix = torch.eye(x.shape[1]).roll(1, 0)
+    return params, lambda h, x: cell(h + (matrix @ h).as_strided(h.shape, (h.shape[1], 1)), x)
+
+
 def branch(params, cell, x):
     return params, lambda h, x: cell(h, x if x.sum() > 0 else -x)
 
