@@ -250,7 +250,7 @@ def shown(known: Mapping[str, Any], declared: Declared) -> str:
     estimate = estimate_of(known)
     if estimate.low == estimate.high == 1:
         return "baseline"
-    if estimate.low <= 1 <= estimate.high:
+    if estimate.low <= 1 <= estimate.high or _short(value) == _short(1 / value) == "1.00":
         return SAME
     return f"{_short(1 / value)}× faster" if value < 1 else f"{_short(value)}× slower"
 

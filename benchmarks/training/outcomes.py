@@ -129,7 +129,8 @@ def loss_facts(runs: Sequence[Record], /, **who: Any) -> Iterator[Fact]:
 def front_facts(task: Task, facts: pl.DataFrame, baseline: str) -> pl.DataFrame:
     """Return for each row whether it is on the Pareto front of step time and score, by differences seed by seed.
 
-    A row is on the front if it is better than every faster row of the front.
+    A row is on the front if it is better than every faster row of the front. Rows between whose step times no
+    difference to the baseline's is seen count as equally fast, the baseline as the first of them.
     """
     goodness: defaultdict[str, dict[int, float]] = defaultdict(dict)
     for run in facts.filter(pl.col("seed").is_not_null(), metric=score_metric(task)).iter_rows(named=True):
@@ -142,8 +143,12 @@ def front_facts(task: Task, facts: pl.DataFrame, baseline: str) -> pl.DataFrame:
         difference = Estimate.of_differences([own[seed] - others[seed] for seed in own.keys() & others.keys()])
         return (difference.value if isnan(difference.margin) else difference.low) > 0
 
+    def speed(row: str) -> tuple[float, bool]:
+        ratio = ratios[row]
+        return 1.0 if ratio.low <= 1.0 <= ratio.high else ratio.value, row != baseline
+
     front: list[str] = []
-    for row in sorted(known, key=lambda row: ratios[row].value):
+    for row in sorted(known, key=speed):
         if all(is_better(row, other) for other in front):
             front.append(row)
     who = select(facts, metric=FAILED).select("task", "device", "threads", "row", "series", "k")

@@ -55,6 +55,12 @@ def test_the_terminal_shows_every_figure_in_eighty_columns():
     assert " ".join(text.split()).endswith(WORDS[-1])
 
 
+def test_a_row_that_is_not_seen_to_be_faster_does_not_take_the_baselines_place_on_the_front():
+    tied = dict([*TRAININGS, timed((1.0, 4), (1.25, 5), (0.995, 10))])
+    (front,) = (text for text in section_of(*SUITE, tied).remarks if text.startswith("Pareto front"))
+    assert front.endswith("seed by seed: autograd.")
+
+
 def test_a_diverged_run_is_shown_as_diverged():
     records = RECORDS | dict(trained(CHAIN, [nan, 97, 97], [nan, 96, 96]))
     summary = section_of(*SUITE, records)
