@@ -87,7 +87,7 @@ class Backprop(Engine):
         if report.chains or report.problems or self.plain:
             return report
         depth = ", ".join(map(path_name, validate(model, chains, left).chains))
-        why = f"plain=False takes {depth}, too" if depth else "the model has no recurrent layer"
+        why = f"{depth} is left to it; backprop(plain=False) takes it" if depth else "the model has no recurrent layer"
         return replace(report, notes=[f"{NOTHING_ATTACHED}{why}."])
 
 

@@ -64,7 +64,7 @@ class DFA(FeedbackEngine):
         """Return δ_L B, with ``last`` the cotangent δ_L of the last state and B the matrix of ``link``."""
         if link.out.shape != last.shape:
             raise ChainError(
-                f"{link.path} returns {tuple(link.out.shape)}, the last block of {chain.path!r} {tuple(last.shape)}: "
+                f"{link.path!r} returns {tuple(link.out.shape)}, the last block of {chain.path!r} {tuple(last.shape)}: "
                 "DFA sends the cotangent of the last state to each block, so all states must have one shape. Attach "
                 "one chain for each shape: chains=[...]."
             )

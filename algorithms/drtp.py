@@ -55,7 +55,7 @@ class DRTP(DFA):
             targets = targets.unsqueeze(1) == torch.arange(error.shape[-1], device=error.device)
         if targets.shape != error.shape:
             raise ChainError(
-                f"DRTP: the lesson has targets {tuple(targets.shape)}, but {chain.links[chain.last].path} returns "
+                f"DRTP: the lesson has targets {tuple(targets.shape)}, but {chain.links[chain.last].path!r} returns "
                 f"{tuple(error.shape)}. Give class indices (samples,) or numbers (samples, outputs), of this batch."
             )
         _, norms = normalised(error)

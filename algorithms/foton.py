@@ -105,7 +105,7 @@ class FOTON(OrthogonalEngine, LayerEngine):
         if keeps and error.dim() != 2:
             raise ChainError(
                 f"FOTON: refresh_feedback_every={self.refresh_feedback_every} keeps F as a matrix, which takes outputs "
-                f"(samples, classes), but {chain.links[chain.last].path} returns {tuple(error.shape)}. Use 1."
+                f"(samples, classes), but {chain.links[chain.last].path!r} returns {tuple(error.shape)}. Use 1."
             )
         if not keeps and classes >= samples:
             return chain.transposed(error)

@@ -94,7 +94,8 @@ def _describe(group: str, arguments: Sequence[str]) -> None:
     for name, entry in chosen:
         print(f"{name}: {of_docstring(inspect.getdoc(entry) or '')}\n\nOptions and defaults:")
         options = inspect.signature(entry).parameters.values()
-        print("\n".join(f"    {option.name} = {option.default!r}" for option in options) or "    none", end="\n\n")
+        lines = (f"    {o.name} {'(required)' if o.default is o.empty else f'= {o.default!r}'}" for o in options)
+        print("\n".join(lines) or "    none", end="\n\n")
     if not names:
         _list(group)
 

@@ -68,7 +68,9 @@ class EngineOptimizer(Optimizer):
             raise ValueError("this GradientWatch checks another engine already: make one for each EngineOptimizer.")
         own = {id(p) for group in optimizer.param_groups for p in group["params"]}
         if own.isdisjoint(map(id, model.parameters())):
-            raise ValueError(f"the optimizer holds none of the parameters of {type(model).__name__}.")
+            raise ValueError(
+                f"the optimizer holds none of the parameters of {type(model).__name__}. Pass the model whose it has."
+            )
         # Optimizer.__init__ is not called: it would build separate groups.
         self.optimizer = optimizer
         self.engine = resolve_engine(engine, options)

@@ -72,7 +72,7 @@ class Stored(ABC):
         require("bench", "datasets", "joblib", "tokenizers", "PIL")
         root = os.environ.get(DATA_ROOT)
         if not root:
-            problem = f"{DATA_ROOT} is not set to the folder of the sets, for example DATA"
+            problem = f"{DATA_ROOT} is not set to the folder of the sets, for example DATA, and --data does not name it"
             raise self._missing(problem, Path("DATA", self.name))
         folder = Path(root, self.name)
         if not any(folder.rglob("*.parquet")):

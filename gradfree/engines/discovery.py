@@ -151,7 +151,7 @@ def _choice_problems(modules: Mapping[str, nn.Module], found: Mapping[str, Site]
             return cells
         if any(kind.dimension == "depth" and not kind.of_layers for kind in kinds):
             return [f"{what} Put its blocks into one, or name them in order: chains=[['block1', 'block2']]."]
-        return [what]
+        return [f"{what} It has none of these. `gradfree advise` tries all engines that fit it."]
     rivals = [path for path, site in found.items() if not site.several]
     if len(rivals) < 2:
         return []

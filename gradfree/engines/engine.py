@@ -189,8 +189,8 @@ class Engine(Solver):
         else:
             yield (
                 f"{path_name(site.path)} has no gate that carries its state from step to step, which "
-                f"{type(self).__name__} needs. Use the engine 'fixed_point', 'truncated' or 'dsf', or leave the chain "
-                "out: chains=[...]."
+                f"{type(self).__name__} needs. Use the engine 'fixed_point' or 'truncated', 'dsf' with a number as "
+                "feedback, or leave the chain out: chains=[...]."
             )
 
     def notes_about(self, site: Site) -> Iterator[str]:

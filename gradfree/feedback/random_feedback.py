@@ -92,8 +92,8 @@ class FeedbackEngine(RandomEngine, LayerEngine):
         if error.dim() != 2:
             raise ChainError(
                 f"{type(self).__name__} sends the error through matrices with a row for each class, so it takes "
-                f"outputs (samples, classes), but {chain.links[chain.last].path} returns {tuple(error.shape)}. Flatten "
-                "before it, or use the engine 'fa'."
+                f"outputs (samples, classes), but {chain.links[chain.last].path!r} returns {tuple(error.shape)}. "
+                "Flatten before it, or use the engine 'fa'."
             )
         shape = (error.shape[1], *chain.shape(index)[1:])
         matrix = self.matrix(chain.memory, chain.links[index].path, shape, error)

@@ -340,9 +340,9 @@ def _check_samples(link: Link, initial: Tensor) -> None:
     least = 2 if not isinstance(link.block, Convolution) else 2 + len(link.block.kernel_size)
     if link.out.dim() < least or initial.dim() < 2 or len(link.out) != len(initial):
         raise ChainError(
-            f"{link.path} returns {tuple(link.out.shape)} for an input of the chain {tuple(initial.shape)}: the first "
-            "dimension of every state must be the batch. Give the model a batch, x[None] for a single sample, and "
-            "reshape samples outside the chain."
+            f"{link.path!r} returns {tuple(link.out.shape)} for an input of the chain {tuple(initial.shape)}: the "
+            "first dimension of every state must be the batch. Give the model a batch, x[None] for a single sample, "
+            "and reshape samples outside the chain."
         )
 
 

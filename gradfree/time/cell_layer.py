@@ -33,10 +33,17 @@ class CellLayer(nn.Module):
         scratch: whether the cell's buffers and tensor attributes carry nothing from step to step: it only writes to
             them, or writes before it reads. An engine may then run steps at once.
         compile: see :func:`gradfree.scan`; for any engine that runs the loop itself, and without one.
+
+    Raises:
+        TypeError: ``cell`` is a recurrent layer of torch's.
     """
 
     def __init__(self, cell: nn.Module, batch_first: bool = False, scratch: bool = False, compile: bool = False):
         super().__init__()
+        if isinstance(cell, nn.RNNBase):
+            raise TypeError(
+                f"CellLayer takes a cell, such as nn.GRUCell. {type(cell).__name__} is a layer: call it as it is."
+            )
         self.cell = cell
         self.batch_first = batch_first
         self.scratch = scratch

@@ -64,7 +64,7 @@ class TimeChain(Chain):
         if all(is_number(d, 0.0) for d in self.diagonal):
             raise ChainError(
                 "the cell has no gate that carries its state from step to step. Use an engine that needs no gate: "
-                "'fixed_point', 'truncated' or 'dsf'."
+                "'fixed_point' or 'truncated', or 'dsf' with a number as feedback."
             )
         return tuple(d if weight == 1.0 else d * weight for d in self.diagonal)
 

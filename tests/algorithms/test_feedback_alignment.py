@@ -134,5 +134,8 @@ def test_dfa_in_depth_refuses_states_of_several_shapes():
             return F.relu(x[..., :-1])
 
     net = nn.Sequential(Residual(6), Narrow(), Residual(5), Narrow())
-    with DFA().attach(net, [""]), pytest.raises(ChainError, match=r"2 returns \(3, 5\), the last block of '' \(3, 4\)"):
+    with (
+        DFA().attach(net, [""]),
+        pytest.raises(ChainError, match=r"'2' returns \(3, 5\), the last block of '' \(3, 4\)"),
+    ):
         net(torch.randn(3, 6)).sum().backward()

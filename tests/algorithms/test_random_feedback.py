@@ -71,5 +71,5 @@ def test_outputs_other_than_samples_by_classes_are_refused(engine):
     net = dense(6, 5, 4)
     with engine.attach(net):
         out = net(torch.randn(3, 7, 6))
-        with pytest.raises(ChainError, match=r"takes outputs \(samples, classes\), but 1 returns \(3, 7, 4\)"):
+        with pytest.raises(ChainError, match=r"takes outputs \(samples, classes\), but '1' returns \(3, 7, 4\)"):
             out.sum().backward()

@@ -204,9 +204,9 @@ def test_a_loss_on_a_layers_input_reaches_the_weights_before_it(name):
 @pytest.mark.parametrize(
     ("net", "shape", "where"),
     [
-        (lambda: nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 4)), (8,), r"0 returns \(8,\) for an input"),
-        (lambda: nn.Sequential(nn.Conv2d(4, 4, 1), nn.Conv2d(4, 4, 1)), (4, 3, 3), r"0 returns \(4, 3, 3\)"),
-        (lambda: nn.Sequential(nn.Linear(8, 8), nn.Flatten(0, 1), nn.Linear(8, 4)), (3, 2, 8), r"1 returns \(6, 8\)"),
+        (lambda: nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 4)), (8,), r"'0' returns \(8,\) for an input"),
+        (lambda: nn.Sequential(nn.Conv2d(4, 4, 1), nn.Conv2d(4, 4, 1)), (4, 3, 3), r"'0' returns \(4, 3, 3\)"),
+        (lambda: nn.Sequential(nn.Linear(8, 8), nn.Flatten(0, 1), nn.Linear(8, 4)), (3, 2, 8), r"'1' returns \(6, 8\)"),
     ],
 )
 def test_the_first_dimension_must_be_the_batch(engine, net, shape, where):

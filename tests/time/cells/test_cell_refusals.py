@@ -307,3 +307,8 @@ def test_rules_on_gates_name_the_remedy_for_a_cell_that_hides_its_gate(cell):
         gradfree.create_engine("dsf").attach(layer).detach()
         gradfree.create_engine("dsf", feedback="linspace").attach(layer).detach()
     assert [said in str(warning.message) for warning in given] == ([] if cell == "none" else [True])
+
+
+def test_a_layer_is_no_cell():
+    with pytest.raises(TypeError, match=r"CellLayer takes a cell, such as nn.GRUCell\. GRU is a layer"):
+        CellLayer(nn.GRU(3, 3))
