@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from gradfree.errors import NO_LESSON, ChainError
-from gradfree.torchside.buffers import restored_tensors
 from gradfree.torchside.random_state import RandomState
+from gradfree.torchside.restoring import restored_tensors
 
 _GIVEN = {
     "targets": ("y", "the targets that the loss of this batch compares with"),

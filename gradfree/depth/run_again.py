@@ -10,8 +10,8 @@ from torch.func import functional_call
 
 from gradfree.depth.ports import port_of
 from gradfree.errors import ChainError
-from gradfree.torchside.buffers import restored_tensors
 from gradfree.torchside.random_state import RandomState
+from gradfree.torchside.restoring import restored_tensors
 
 
 def run_again(blocks: Sequence[tuple[str, nn.Module]], state: Tensor, replaced: Mapping[int, Tensor]) -> list[Tensor]:

@@ -7,8 +7,8 @@ from contextlib import contextmanager
 
 from torch import nn
 
-from gradfree.torchside.buffers import restored_tensors
 from gradfree.torchside.random_state import RandomState
+from gradfree.torchside.restoring import restored_tensors
 
 _INNER = [name for name, value in vars(nn.Module()).items() if isinstance(value, dict)]
 """Parameters, buffers, submodules and hooks of a module."""
