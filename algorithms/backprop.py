@@ -87,7 +87,8 @@ class Backprop(Engine):
         if report.chains or report.problems or self.plain:
             return report
         depth = ", ".join(map(path_name, validate(model, chains, left).chains))
-        why = f"{depth} is left to it; backprop(plain=False) takes it" if depth else "the model has no recurrent layer"
+        left_to_it = f"chains in depth are left to it, here {depth}; backprop(plain=False) takes them"
+        why = left_to_it if depth else "the model has no recurrent layer"
         return replace(report, notes=[f"{NOTHING_ATTACHED}{why}."])
 
 

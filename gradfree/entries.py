@@ -71,17 +71,17 @@ def lookup(group: str, name: str, registered: Mapping[str, Any] | None = None) -
         TypeError: ``name`` is not a string.
         ImportError: the object cannot be loaded.
     """
-    own, known = registered or {}, entries(group)
+    own = registered or {}
+    known = {**entries(group), **own}
     what = group.removeprefix("gradfree.").removesuffix("s")
     if not isinstance(name, str):
-        names = ", ".join({**known, **own})
-        raise TypeError(f"the name of {one(what)} must be a str, one of {names}, not {name!r}.")
+        raise TypeError(f"the name of {one(what)} must be a str, one of {', '.join(known)}, not {name!r}.")
     if name in own:
         return own[name]
     if ":" in name:
         return _imported(name)
     if name not in known:
-        raise ValueError(no_such(what, name, {**known, **own}))
+        raise ValueError(no_such(what, name, known))
     values = {entry.value for entry in _found(group, tuple(sys.path)) if entry.name == name}
     # gradfree itself may be there twice, installed and as a checkout, in two versions.
     if len({value.startswith("gradfree.") or value for value in values}) > 1:

@@ -129,8 +129,8 @@ def loss_facts(runs: Sequence[Record], /, **who: Any) -> Iterator[Fact]:
 def front_facts(task: Task, facts: pl.DataFrame, baseline: str) -> pl.DataFrame:
     """Return for each row whether it is on the Pareto front of step time and score, by differences seed by seed.
 
-    A row is on the front if it is better than every faster row of the front. Rows between whose step times no
-    difference to the baseline's is seen count as equally fast, the baseline as the first of them.
+    A row is on the front if it is better than every faster row of the front. Rows whose step time shows no difference
+    from the baseline's count as equally fast, the baseline as the first of them.
     """
     goodness: defaultdict[str, dict[int, float]] = defaultdict(dict)
     for run in facts.filter(pl.col("seed").is_not_null(), metric=score_metric(task)).iter_rows(named=True):

@@ -123,12 +123,22 @@ class Compiler:
                 if _NOT_ANEW not in str(error):
                     raise
                 # Another step of the same code and shapes, or a number in it has changed.
-        return self._first_use(key, loop, chunk, step, carry, xs)
+        return self._first_use(key, run, loop, chunk, step, carry, xs)
 
     def _first_use(
-        self, key: Hashable, loop: Loop, chunk: Chunk, step: LeafStep, carry: Sequence[Tensor], xs: Sequence[Tensor]
+        self,
+        key: Hashable,
+        run: Chunk | None,
+        loop: Loop,
+        chunk: Chunk,
+        step: LeafStep,
+        carry: Sequence[Tensor],
+        xs: Sequence[Tensor],
     ) -> tuple[Sequence[Tensor], list[Tensor]]:
-        """Run a chunk as it is, and compile it; where that gives other results, it runs as it is from now on, too."""
+        """Run a chunk as it is, and compile it; where that gives other results, it runs as it is from now on, too.
+
+        ``run`` is what is compiled for ``key`` already, for another step; ``None``: nothing is.
+        """
         before, random, were_changed = Surroundings(loop.step), RandomState(carry[0].device), _watch((*carry, *xs))
         in_segments, start = chunk is run_chunk_of_segments, next_sequence_number()
         found = chunk(step, carry, xs)
@@ -139,8 +149,7 @@ class Compiler:
             # torch 2.13 loses their gradients, or names them in an error.
             problem = _IN_SEGMENTS
         else:
-            known, _ = self._functions.get(key, (None, ""))
-            run = _compile(chunk, carry[0].device, len(self._functions)) if known is None else known
+            run = _compile(chunk, carry[0].device, len(self._functions)) if run is None else run
             # Steps in segments keep nothing outside, which is checked before.
             repeats = in_segments or not (random.has_drawn() or Surroundings(loop.step).change(before))
             self._functions[key] = run, _NOT_ANEW if repeats else "default"

@@ -56,9 +56,9 @@ class Loop:
         Raises:
             TypeError: the step returns something else, such as a tensor, which Python would split by its rows.
         """
-        return self._two(self.step(carry, x))
+        return self._pair(self.step(carry, x))
 
-    def _two(self, found: Any) -> Any:
+    def _pair(self, found: Any) -> Any:
         if not isinstance(found, tuple | list) or len(found) != 2:
             what = f"{len(found)} values" if isinstance(found, tuple | list) else f"a {type(found).__name__}"
             raise TypeError(
@@ -80,7 +80,7 @@ class Loop:
         for x in inputs:
             found = step(carry, x)
             # Most steps return a tuple; a call for each would cost as much as a small operation.
-            carry, y = found if type(found) is tuple and len(found) == 2 else self._two(found)
+            carry, y = found if type(found) is tuple and len(found) == 2 else self._pair(found)
             ys.append(y)
         return carry, stacked(ys, self.name)
 

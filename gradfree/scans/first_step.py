@@ -29,7 +29,6 @@ _ASKS = {getattr(Tensor, name).__get__ for name in ("requires_grad", "grad_fn", 
 """Getters with other answers inside ``torch.func.vmap``. A step that puts hooks on its carry asks before: at the first
 step the carry may need no gradient."""
 
-
 _WRONG = ("select_scatter", "as_strided", "as_strided_", "as_strided_copy", "linear_cross_entropy")
 """Functions that ``torch.func.vmap`` computes wrongly in torch 2.13: gradients of the first and last, values of the
 others, which use strides of the batch; and of ``index_fill`` if only the value is a batch."""

@@ -131,7 +131,7 @@ class Surroundings:
         for attribute, value in vars(owner).items():
             if type(value) in _EMPTY and not value:
                 continue  # Most are a module's hooks; what is put in later is found.
-            if isinstance(owner, nn.Module) and attribute in ("_parameters", "_buffers", "_modules"):
+            if attribute in ("_parameters", "_buffers", "_modules") and isinstance(owner, nn.Module):
                 counts = attribute == "_parameters" or (attribute == "_buffers" and self._buffers)
                 own = value.items() if counts else ()
             else:
