@@ -26,7 +26,7 @@ from gradfree.errors import SETTINGS_CHANGED, STORED_IN_ROW, ChainError
 from gradfree.rows.alike import first_line, why_no_row
 from gradfree.rows.row_chain import RowChain, entering
 from gradfree.rows.settings import Settings
-from gradfree.torchside.graph import SELECT_SCATTER, has_custom_functions, operations, walk
+from gradfree.torchside.graph import has_custom_functions, operations, walk
 from gradfree.torchside.guards import refuse_batched, refuse_second_derivatives, saved
 from gradfree.torchside.hooks import spare_hooks
 from gradfree.torchside.private import (
@@ -40,6 +40,7 @@ from gradfree.torchside.private import (
 )
 from gradfree.torchside.random_state import RandomState
 from gradfree.torchside.structure import call, structure_of, tensors_of
+from gradfree.torchside.under_vmap import WrongUnderVmap
 
 _PLANS = 16
 """How many decisions a row stores, one for each combination of input, modes and trained parameters."""
@@ -249,7 +250,8 @@ class SequentialRow:
         # The graph is the same for every batch size, so a batch without samples shows it.
         given = entering(torch.empty_like(state[:0] if state.dim() > 1 else state))
         try:
-            out = call(structure, tensors, given)
+            with WrongUnderVmap() as wrong:
+                out = call(structure, tensors, given)
         except Exception as error:  # The user's forward may raise anything for a batch without samples.
             return f"it does not run without samples ({first_line(error)})"
         if type(out) is not Tensor or out.shape != given.shape or out.dtype is not state.dtype:
@@ -259,8 +261,8 @@ class SequentialRow:
             return "their output does not depend on their state"
         if not declared and has_custom_functions(graph.kinds):
             return "they use a custom autograd function"
-        if SELECT_SCATTER in graph.kinds:
-            return "they call select_scatter, whose gradients torch.func.vmap computes wrongly"
+        if wrong.called:
+            return f"they call {wrong.called}, which torch.func.vmap computes wrongly"
         if not {id(leaf) for leaf in graph.leaves} <= set(map(id, tensors.values())):
             return "they use a tensor that needs a gradient and is not one of their parameters"
         factor = residual_factor(out, torch.autograd.graph.get_gradient_edge(given))

@@ -23,15 +23,12 @@ from gradfree.torchside.private import (
     version,
 )
 from gradfree.torchside.surroundings import Surroundings
+from gradfree.torchside.under_vmap import wrong_under_vmap
 
 _OBSERVES = ("register_hook", "register_post_accumulate_grad_hook", "retain_grad", "backward", "grad")
 _ASKS = {getattr(Tensor, name).__get__ for name in ("requires_grad", "grad_fn", "is_leaf")}
 """Getters with other answers inside ``torch.func.vmap``. A step that puts hooks on its carry asks before: at the first
 step the carry may need no gradient."""
-
-_WRONG = ("select_scatter", "as_strided", "as_strided_", "as_strided_copy", "linear_cross_entropy")
-"""Functions that ``torch.func.vmap`` computes wrongly in torch 2.13: gradients of the first and last, values of the
-others, which use strides of the batch; and of ``index_fill`` if only the value is a batch."""
 
 
 @dataclass
@@ -90,8 +87,8 @@ class _Watch(TorchFunctionMode):
         name = getattr(func, "__name__", "")
         if name in _OBSERVES:
             self.problem = f"calls {name} on a tensor"
-        elif name in _WRONG or (name == "index_fill" and isinstance([*args, *kwargs.values()][-1], Tensor)):
-            self.problem = f"calls {name}, which torch.func.vmap computes wrongly"
+        elif wrong := wrong_under_vmap(func, args, kwargs):
+            self.problem = f"calls {wrong}, which torch.func.vmap computes wrongly"
         elif func in FORMULAS:
             self.has_fused_cells = True
         self.note((args, kwargs))

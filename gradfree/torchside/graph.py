@@ -5,15 +5,11 @@ from __future__ import annotations
 from collections.abc import Collection, Hashable, Iterable
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor
 from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import Node, get_gradient_edge
 
 from gradfree.torchside.private import LEAF, function_of
-
-SELECT_SCATTER = type(torch.ones(1, requires_grad=True).select_scatter(torch.ones(()), 0, 0).grad_fn)
-"""The class of the nodes of ``select_scatter``: torch 2.13 computes wrong gradients for it in ``torch.func.vmap``."""
 
 
 class Reached(NamedTuple):
