@@ -81,8 +81,7 @@ def tolerance_for(tolerance: float | None, dtype: torch.dtype, rounding: float =
 
 def largest(x: Tensor) -> Tensor:
     """Return the largest absolute value, NaN if there is one."""
-    low, high = x.aminmax()
-    return torch.maximum(low.abs(), high.abs())
+    return _larger(*x.aminmax())
 
 
 def largest_of_rows(x: Tensor) -> Tensor:
@@ -92,7 +91,14 @@ def largest_of_rows(x: Tensor) -> Tensor:
     x = x.unsqueeze(-1)
     others = tuple(range(1, x.dim()))
     # No copy of x, nor of its absolute values.
-    return torch.maximum(x.amax(others).abs(), x.amin(others).abs())
+    return _larger(x.amin(others), x.amax(others))
+
+
+def _larger(low: Tensor, high: Tensor) -> Tensor:
+    """Return the larger absolute value; that of the smallest integer is none of its dtype."""
+    if not low.dtype.is_floating_point:
+        low, high = low.float(), high.float()
+    return torch.maximum(low.abs(), high.abs())
 
 
 def so_far(sizes: Tensor, reverse: bool) -> Tensor:

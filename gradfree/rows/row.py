@@ -229,6 +229,7 @@ class SequentialRow:
             (state.shape, state.dtype, state.device),
             tuple([m.training for m in self._modules]),
             tuple([None if t is None else (t.requires_grad, t.dtype) for t in tensors]),
+            len(set(map(id, tensors))),
         )
         if key not in self._plans:
             # The blocks may draw random numbers as they are looked at.

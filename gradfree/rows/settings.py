@@ -7,6 +7,7 @@ from functools import partial
 from operator import is_
 from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import Any
+from weakref import ref
 
 from torch import Tensor, nn
 
@@ -23,9 +24,9 @@ _OPAQUE = (str, bytes, int, float, type(None), type, Tensor, nn.Module, ModuleTy
 class Settings:
     """Watches the settings of modules for changes, by identity.
 
-    These are attributes of modules without their modes, their submodules, and all that is in lists, dictionaries and
-    other objects that attributes hold; attributes of classes that are not torch's own, and variables outside that their
-    ``forward`` and functions in attributes name.
+    These are classes and attributes of modules without their modes, their submodules, and all that is in lists,
+    dictionaries and other objects that attributes hold; attributes of classes that are not torch's own, and variables
+    outside that their ``forward`` and functions in attributes name.
 
     Args:
         modules: the modules.
@@ -43,6 +44,7 @@ class Settings:
         self._outside = self._now_outside()
         self._own = [_own_values(m) for m in modules]
         self._own += [m._modules.values for m in modules if m._modules]
+        self._own.append(partial(_classes, [ref(m) for m in modules]))
         held = _inside(value for m in users for value in held_by(vars(m)))
         self.watched = held is not None
         self._held = held or []
@@ -73,6 +75,11 @@ def _own_values(module: nn.Module) -> Callable[[], Iterable[Any]]:
         return lambda: [value for name, value in own.items() if name != "training"]
     names = [name for name, value in own.items() if name not in MODULE_ATTRIBUTES and not isinstance(value, Tensor)]
     return partial(map, own.get, names) if names else tuple
+
+
+def _classes(modules: Iterable[ref[nn.Module]]) -> list[type]:
+    # Weak references: what autograd keeps leads here, and a module may keep its output.
+    return [type(module()) for module in modules]
 
 
 def _inside(values: Iterable[Any]) -> list[Iterable[Any]] | None:

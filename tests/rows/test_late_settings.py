@@ -299,6 +299,34 @@ def test_a_setting_of_torchs_layers_that_changes_between_two_steps_counts(layer,
     assert_equal_gradients(actual, outcome(model, x))
 
 
+class Stopped(Silent):
+    """Has the same outputs, and no gradient of its branch."""
+
+    def forward(self, x):
+        return super().forward(x) + x - x.detach()
+
+
+def stop_one(model):
+    model[3].__class__ = Stopped
+
+
+def tie_weights(model):
+    for block in model:
+        block.gain = block.read.bias
+
+
+@pytest.mark.parametrize("change", [stop_one, tie_weights])
+def test_a_block_of_another_class_and_weights_tied_later_run_one_by_one(change):
+    shared, x = SimpleNamespace(rate=1.0), torch.randn(4, WIDTH)
+    model = nn.Sequential(*[Silent(shared) for _ in range(L)])
+    with attached(model, "highway_bp", "auto"):
+        outcome(model, x)
+        change(model)
+        assert len(walk([model(x)]).nodes) > L
+        actual = outcome(model, x)
+    assert_equal_gradients(actual, outcome(model, x))
+
+
 @pytest.mark.parametrize("by_function", [False, True])
 def test_a_shared_setting_that_differs_between_two_passes_of_one_loss_is_refused(by_function):
     shared, x = SimpleNamespace(rate=1.0), torch.randn(4, WIDTH)

@@ -317,6 +317,27 @@ def nested(t):
     return params, step
 
 
+def since_an_event(t):
+    """Has the smallest integer for "never"."""
+    weight, never = nn.Parameter(torch.randn(I)), torch.iinfo(torch.int64).min
+
+    def step(last, x):
+        last = torch.where(x[:, :1] > 9, 0, last)
+        return last, torch.where(last == never, 1.0, 2.0) * weight * x
+
+    return [weight], step, torch.full((B, 1), never), t.x
+
+
+def weight_as_output(t):
+    weight = nn.Parameter(torch.randn(I, H))
+
+    def step(h, x):
+        h = torch.tanh(0.5 * h + x @ weight)
+        return h, (h, weight)
+
+    return [weight], step, torch.zeros(B, H), t.x
+
+
 def uncut(make):
     return same(lambda t: make(*gru(t), t.x))
 
@@ -333,6 +354,8 @@ KINDS = {
     "two outputs of one node": (same(two_from_one_node), True),
     "its initial state again": (same(uses_its_initial_state), True),
     "learnt initial state": (same(learnt_start), True),
+    "the smallest integer": (since_an_event, True),
+    "a weight as an output": (weight_as_output, True),
     "mixes samples": (same(mixes_samples), True),
     "no batch dimension": (same(without_batch), True),
     "Kalman filter": (kalman, True),

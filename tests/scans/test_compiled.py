@@ -68,6 +68,12 @@ def test_compiled_steps_equal_the_loop_and_are_compiled_once(segments):
     assert counters["unique_graphs"] == before
 
 
+def test_an_output_that_depends_on_no_segment_is_compiled():
+    task = CompiledTask("a weight as an output")
+    assert compare(task) < 1e-10
+    assert task.was_cut, task.messages
+
+
 def test_a_function_with_a_rule_for_vmap_keeps_its_gradient_compiled():
     """torch 2.13 loses it in segments, in silence."""
     task = CompiledTask("spikes with a vmap rule")
