@@ -96,7 +96,7 @@ GPT = replace(
     learning_rate=1e-3,
     steps=300,
 )
-GPT_LONG = replace(GPT, name="tinyshakespeare_gpt_long", steps=8 * 490)
+GPT_LONG = replace(GPT, name="tinyshakespeare_gpt_long", steps=4 * 490)
 
 TASKS = (MLP, LENET, RESNET, RESNET20, GPT, GPT_LONG)
 """Tasks for the command line."""
