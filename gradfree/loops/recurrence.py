@@ -74,6 +74,9 @@ class Loop:
             inputs: those of the steps that are left to run; ``None``: all, from the initial carry.
             carry: the carry before these steps.
             outputs: those of the earlier steps.
+
+        Raises:
+            TypeError: the step returns a carry or outputs that no loop over it can have.
         """
         inputs, carry = (self.inputs(), self.init) if inputs is None else (inputs, carry)
         ys, step = list(outputs), self.step
@@ -82,6 +85,11 @@ class Loop:
             # Most steps return a tuple; a call for each would cost as much as a small operation.
             carry, y = found if type(found) is tuple and len(found) == 2 else self._pair(found)
             ys.append(y)
+        if isinstance(self.init, Tensor) and not isinstance(carry, Tensor):
+            raise TypeError(
+                f"{self.name}: the step returns a {type(carry).__name__} as the next carry, but init is one tensor. "
+                "Both must have the same structure. A step returns a pair, the next carry and y."
+            )
         return carry, stacked(ys, self.name)
 
 
@@ -150,17 +158,30 @@ def stacked(ys: Sequence[Any], name: str) -> Any:
     """Stack the outputs of all steps, leaf by leaf.
 
     Raises:
-        TypeError: a leaf is neither a tensor nor ``None``, or the steps return different structures.
+        TypeError: a leaf is neither a tensor nor ``None``, or the steps return different structures or shapes.
     """
     if all(isinstance(y, Tensor) for y in ys):
-        return torch.stack(list(ys))
+        return _stacked_leaf(ys, name)
     refuse_other_outputs(ys[0], name)
     first, spec = tree_flatten(ys[0])
     leaves = [tree_leaves(y) for y in ys]
     if any(len(of_step) != len(first) for of_step in leaves):
         raise TypeError(f"{name} returns a y of another structure at some steps. Return the same at every step.")
-    parts = [None if part[0] is None else torch.stack(part) for part in zip(*leaves, strict=True)]
+    parts = [None if part[0] is None else _stacked_leaf(part, name) for part in zip(*leaves, strict=True)]
     return builder(spec)(parts)
+
+
+def _stacked_leaf(ys: Sequence[Tensor], name: str) -> Tensor:
+    try:
+        return torch.stack(list(ys))
+    except RuntimeError as error:
+        first, other = ys[0].shape, next((y.shape for y in ys if y.shape != ys[0].shape), None)
+        if other is None:
+            raise
+        raise TypeError(
+            f"{name} returns a y of shape {tuple(first)} at the first step and of {tuple(other)} at another: all steps "
+            "must return the same. The step takes the carry first, step(carry, x)."
+        ) from error
 
 
 def refuse_other_outputs(y: Any, name: str) -> None:

@@ -328,16 +328,6 @@ def since_an_event(t):
     return [weight], step, torch.full((B, 1), never), t.x
 
 
-def weight_as_output(t):
-    weight = nn.Parameter(torch.randn(I, H))
-
-    def step(h, x):
-        h = torch.tanh(0.5 * h + x @ weight)
-        return h, (h, weight)
-
-    return [weight], step, torch.zeros(B, H), t.x
-
-
 def uncut(make):
     return same(lambda t: make(*gru(t), t.x))
 
@@ -355,7 +345,6 @@ KINDS = {
     "its initial state again": (same(uses_its_initial_state), True),
     "learnt initial state": (same(learnt_start), True),
     "the smallest integer": (since_an_event, True),
-    "a weight as an output": (weight_as_output, True),
     "mixes samples": (same(mixes_samples), True),
     "no batch dimension": (same(without_batch), True),
     "Kalman filter": (kalman, True),

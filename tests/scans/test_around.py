@@ -247,6 +247,21 @@ def test_a_step_that_returns_no_pair_is_refused(found, words, length, engine):
         gradfree.scan(lambda h, x: found(h + x), torch.zeros(2, 3), torch.randn(length, 2, 3), engine=engine)
 
 
+@pytest.mark.filterwarnings("ignore:.*runs step by step")
+@pytest.mark.parametrize("engine", ["backprop", *ENGINES.values()], ids=str)
+@pytest.mark.parametrize(
+    ("step", "words"),
+    [
+        (lambda h, x: ((h, h), h), "returns a tuple as the next carry, but init is one tensor"),
+        (lambda x, h: (torch.tanh(h.sum() + x[:1]), x), r"a y of shape \(3, 4\) at the first step and of \(1, 4\)"),
+    ],
+    ids=["a pair as carry", "arguments in the other order"],
+)
+def test_a_wrong_carry_is_named(step, words, engine):
+    with pytest.raises(TypeError, match=words):
+        gradfree.scan(step, torch.zeros(3, 4), torch.randn(300, 2), engine=engine)
+
+
 @pytest.mark.parametrize("engine", ["backprop", *ENGINES.values()], ids=str)
 def test_a_number_in_y_is_refused(engine):
     with pytest.raises(TypeError, match="returns float in y"):
