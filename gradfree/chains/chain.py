@@ -243,7 +243,7 @@ class Solver(ABC):
 
     @property
     def evaluates(self) -> bool:
-        """Whether the engine runs recurrent layers without gradients, too, where that is faster than torch."""
+        """Whether an attached model runs otherwise without gradients, too: by sweeps, or with a temperature."""
         return False
 
     @property

@@ -51,13 +51,17 @@ class OrthogonalEngine(Engine):
         if self.orthogonalize_every is not None:
             check_count(self, "orthogonalize_every", least=1)
         check_count(self, "orthogonalize_steps", least=1)
-        if self.temperature != LEARNT:
-            check_positive(self, "temperature")
+        check_positive(self, "temperature", word=LEARNT)
 
     @property
     def keeps_means(self) -> bool:
         """Whether there are running means to average over ranks: those of a learnt temperature."""
         return self.temperature == LEARNT
+
+    @property
+    def evaluates(self) -> bool:
+        """Whether there is a temperature, a factor of the chain's outputs in evaluation, too."""
+        return self.temperature != 1.0
 
     def without_temperature(self, chain: LayerChain, direct: Sequence[Cotangent]) -> Sequence[Cotangent]:
         """Return the cotangents of the error without the factor T, and report T and the drift of the weights."""
