@@ -56,8 +56,7 @@ class Shooting(ToleranceEngine):
     def __post_init__(self) -> None:
         super().__post_init__()
         for option, least in {"segments": 1, "burn": 0}.items():
-            if getattr(self, option) != "auto":
-                check_count(self, option, least)
+            check_count(self, option, least, word="auto")
         if self.corrector not in (None, "gate"):
             raise ValueError(f"Shooting: corrector must be 'gate' or None, not {self.corrector!r}.")
 

@@ -104,7 +104,8 @@ NO_LESSON = _row(
     _PASSES,
     "an engine that learns from targets or from the loss itself, without them",
     "{engine} needs the {what} of the batch, not only the gradient of the loss.",
-    "Run the backward pass inside `with handle.lesson({what}={given}):`, with {given} {meaning}.",
+    "Run the backward pass inside `with handle.lesson({what}={given}):`, with {given} {meaning}. In Lightning, handle "
+    "is `self.trainer.strategy.handle`, in a `training_step` with manual optimization.",
 )
 NOT_FINITE_BEHIND = _row(
     _PASSES,

@@ -52,6 +52,9 @@ class Site(ABC):
     may_be: ClassVar[str] = ""
     """Which modules may be named as such chains, in words, for messages; "": those of ``looks_like``."""
 
+    remedy: ClassVar[str] = ""
+    """What to do about a model without such a chain, a sentence for messages; "": nothing that all models can do."""
+
     @property
     def has_residual(self) -> bool:
         """Whether the chain may have a residual path or gates; whether blocks have one is only known in a pass."""

@@ -97,6 +97,7 @@ class Container(Blocks):
         "or an nn.Sequential of nn.Sequentials that are alike"
     )
     may_be = "an nn.Sequential, nn.ModuleList or nn.ModuleDict"
+    remedy = "Put its blocks into one, or name them in order: chains=[['block1', 'block2']]."
 
     @classmethod
     def accepts(cls, module: nn.Module) -> bool:

@@ -112,10 +112,10 @@ class Link:
     def _problem_with(self, reached: Reached) -> str | None:
         """Return the message of an error if the block's graph leads to leaves or nodes outside of the pass."""
         foreign = next((leaf for leaf in reached.leaves if id(leaf) not in self.known), None)
-        if foreign is not None:
+        if not reached.kinds.isdisjoint(BORDERS):
+            what = "another state of a chain, or a tensor computed from one (such as shared keys and values),"
+        elif foreign is not None:
             what = f"a tensor of shape {tuple(foreign.shape)} that needs a gradient and"
-        elif not reached.kinds.isdisjoint(BORDERS):
-            what = "another state of a chain, or a tensor computed from one,"
         elif _REENTRANT in reached.kinds:
             return (
                 f"{self.path} has a checkpoint with use_reentrant=True in it. Torch runs it backward as a part of the "

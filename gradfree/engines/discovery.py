@@ -13,6 +13,7 @@ from gradfree.chains.report import Report, path_name
 from gradfree.chains.site import Site
 from gradfree.entries import ENGINES, lookup
 from gradfree.time.cell_layer import ElementwiseCell, or_torchs_layer
+from gradfree.torchside.sharding import is_torchs_own
 from gradfree.wording import did_you_mean
 
 Kinds = Sequence[type[Site]]
@@ -140,23 +141,46 @@ def _runs(modules: Mapping[str, nn.Module], kinds: Kinds, left: Kinds) -> dict[s
 
 def _choice_problems(modules: Mapping[str, nn.Module], found: Mapping[str, Site], kinds: Kinds) -> list[str]:
     if not found:
-        evident = ", or ".join(kind.looks_like for kind in kinds if kind.looks_like)
-        what = f"the model has no chain that can be found without help: {evident}."
-        nameable = [
-            path for path, m in modules.items() if (kind := _kind(m, kinds)) and not any(kind(path, m).problems())
-        ]
-        if nameable:
-            return [f"{what} What can be named, chains=[...]: {nameable}."]
-        if cells := [*_looped_cells(modules, kinds)]:
-            return cells
-        if any(kind.dimension == "depth" and not kind.of_layers for kind in kinds):
-            return [f"{what} Put its blocks into one, or name them in order: chains=[['block1', 'block2']]."]
-        return [f"{what} It has none of these. `gradfree advise` tries all engines that fit it."]
+        return _nothing_found(modules, kinds)
     rivals = [path for path, site in found.items() if not site.several]
     if len(rivals) < 2:
         return []
     which = ", ".join(map(path_name, rivals))
     return [f"{len(rivals)} modules look like chains: {which}. Say which: chains={list(found)!r}, or fewer."]
+
+
+def _nothing_found(modules: Mapping[str, nn.Module], kinds: Kinds) -> list[str]:
+    evident = ", or ".join(kind.looks_like for kind in kinds if kind.looks_like)
+    what = f"the model has no chain that can be found without help: {evident}."
+    of_blocks = any(kind.dimension == "depth" and not kind.of_layers for kind in kinds)
+    if rows := _rows_of_one_class(modules) if of_blocks else []:
+        what += f" If these are its blocks, in this order, name them: chains={[max(rows, key=len)]!r}."
+    sites = {
+        path: kind(path, module)
+        for path, module in modules.items()
+        if "parametrizations" not in path.split(".") and (kind := _kind(module, kinds))
+    }
+    if nameable := [path for path, site in sites.items() if not any(site.problems())]:
+        return [f"{what} What can be named, chains=[...]: {nameable}."]
+    if cells := [*_looped_cells(modules, kinds)]:
+        return cells
+    if rows:
+        return [what]
+    if sites:
+        nearest = max(sites.values(), key=lambda site: len(site.blocks))
+        return [f"{what} {next(nearest.problems())}"]
+    nothing = "It has none of these. `gradfree advise` tries all engines that fit it."
+    return [f"{what} {next((kind.remedy for kind in kinds if kind.remedy), nothing)}"]
+
+
+def _rows_of_one_class(modules: Mapping[str, nn.Module]) -> list[list[str]]:
+    """Return the attributes of each module that are of one class, not one of torch's: they may be blocks."""
+    rows: dict[tuple[str, type], list[str]] = {}
+    for path, module in modules.items():
+        for name, child in () if is_torchs_own(module) else module.named_children():
+            if not is_torchs_own(child):
+                rows.setdefault((path, type(child)), []).append(f"{path}.{name}" if path else name)
+    return [row for row in rows.values() if len(row) > 1]
 
 
 def _path_problems(

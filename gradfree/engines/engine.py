@@ -29,7 +29,7 @@ from gradfree.errors import ChainError
 from gradfree.torchside.optimizer_steps import AfterStep, StepCounter
 from gradfree.torchside.private import allow_repeated_backward
 from gradfree.torchside.unsaved import unsaved_hooks
-from gradfree.wording import one
+from gradfree.wording import did_you_mean, one
 
 NOTHING_ATTACHED = "nothing is attached, autograd computes all gradients: "
 """Begins the note of an engine that leaves a whole model to autograd."""
@@ -66,7 +66,8 @@ class Engine(Solver):
         unknown = sorted(options.keys() - set(known))
         if unknown or len(args) > sum(not f.kw_only for f in fields(cls)):
             what = f"no option {', '.join(map(repr, unknown))}" if unknown else "only options given by name"
-            raise TypeError(f"{cls.__name__} takes {what}; its options are: {', '.join(known) or 'none'}.")
+            near = did_you_mean(unknown[0], known) if unknown else ""
+            raise TypeError(f"{cls.__name__} takes {what}; its options are: {', '.join(known) or 'none'}.{near}")
         return super().__new__(cls)
 
     @classmethod

@@ -10,12 +10,20 @@ from gradfree.engines.engine import Engine
 from gradfree.wording import no_such
 
 
-def check_count(engine: object, option: str, least: int) -> None:
-    """Raise if an option is not a whole number of at least ``least``; convert numpy's integers to ``int``."""
-    object.__setattr__(engine, option, whole_number(engine, option, least))
+def check_count(engine: object, option: str, least: int, word: str | None = None) -> None:
+    """Raise if an option is not a whole number of at least ``least``; convert numpy's integers to ``int``.
+
+    Args:
+        engine: has the option as an attribute.
+        option: its name.
+        least: the smallest number.
+        word: what the option may be besides a number.
+    """
+    if word is None or getattr(engine, option) != word:
+        object.__setattr__(engine, option, whole_number(engine, option, least, word))
 
 
-def whole_number(engine: object, option: str, least: int) -> int:
+def whole_number(engine: object, option: str, least: int, word: str | None = None) -> int:
     """Return an option as an ``int``.
 
     Raises:
@@ -24,7 +32,8 @@ def whole_number(engine: object, option: str, least: int) -> int:
     """
     value = getattr(engine, option)
     if isinstance(value, bool) or not isinstance(value, Integral):
-        raise TypeError(f"{type(engine).__name__}: {option} must be an int of at least {least}, not {value!r}.")
+        allowed = f"{'' if word is None else f'{word!r} or '}an int of at least {least}"
+        raise TypeError(f"{type(engine).__name__}: {option} must be {allowed}, not {value!r}.")
     if value < least:
         raise ValueError(f"{type(engine).__name__}: {option} must be at least {least}, not {value}.")
     return int(value)
@@ -48,14 +57,16 @@ def check_number(engine: object, option: str, allowed: str) -> None:
         object.__setattr__(engine, option, float(value))
 
 
-def check_positive(engine: Engine, option: str, most: float | None = None) -> None:
-    """Raise if an option is not a positive, finite number, of at most ``most``.
+def check_positive(engine: Engine, option: str, most: float | None = None, word: str | None = None) -> None:
+    """Raise if an option is not a positive, finite number, of at most ``most``, nor ``word``.
 
     Raises:
         TypeError: not a number.
         ValueError: zero, negative, infinite, NaN or above ``most``.
     """
-    check_number(engine, option, "a positive number")
+    if word is not None and getattr(engine, option) == word:
+        return
+    check_number(engine, option, f"{'' if word is None else f'{word!r} or '}a positive number")
     value = getattr(engine, option)
     if not (value > 0 and isfinite(value)):
         raise ValueError(f"{type(engine).__name__}: {option} must be positive and finite, not {value}.")

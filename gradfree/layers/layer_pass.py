@@ -49,7 +49,9 @@ class RecordedLayers(RecordedChain):
     def split(self, path: str, reason: str) -> None:
         """Raise: an engine for layers needs the error at the end of the whole chain."""
         raise ChainError(
-            f"{path} does not continue the chain: {reason}. Leave the layers from there on out of it, chains=[...]."
+            f"{path} does not continue the chain: {reason}. What is computed between two layers, such as an "
+            "activation, must be a layer of the chain, too. Otherwise leave the layers from there on out of it, "
+            "chains=[...]."
         )
 
 

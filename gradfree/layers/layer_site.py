@@ -22,6 +22,9 @@ class Layered(Container):
     of_layers = True
     several = False
     looks_like = "an nn.Sequential of known layers, two of them or more with weights"
+    remedy = (
+        "Put the layers and what is computed between them into one, as modules: nn.Sequential(fc1, nn.ReLU(), fc2)."
+    )
 
     @classmethod
     def is_evident(cls, module: nn.Module) -> bool:

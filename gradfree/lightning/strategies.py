@@ -18,6 +18,7 @@ from gradfree.chains.lesson import Lesson
 from gradfree.engines.discovery import Chains
 from gradfree.engines.engine import Engine, named_baseline
 from gradfree.registry import engine_class, list_engines, resolve_engine
+from gradfree.wording import did_you_mean
 
 if TYPE_CHECKING:
     import torch
@@ -60,7 +61,9 @@ class EngineMixin:
         try:
             super().__init__(**options)
         except TypeError as error:
-            raise TypeError(f"{error}. Options of {engine!r}: {', '.join(known) or 'none'}.") from None
+            near = "".join(did_you_mean(name, known) for name in options)
+            message = f"{type(self).__name__}: {error}. Options of {engine!r}: {', '.join(known) or 'none'}.{near}"
+            raise TypeError(message) from None
         self.engine = resolve_engine(engine, own)
         self.chains, self.batched, self.residual = chains, batched, residual
         self.handle = Handle()

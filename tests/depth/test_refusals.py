@@ -24,6 +24,27 @@ def test_full_backward_hooks_added_later_are_refused(path):
         model(x).sum().backward()
 
 
+class Shared(Plain):
+    """Uses what its first block has computed, as layers that share keys and values do."""
+
+    kept = None
+
+    def forward(self, x):
+        if self.kept is None:
+            Shared.kept = x.tanh()
+        return super().forward(x) + self.kept
+
+
+def test_a_tensor_of_an_earlier_block_is_named_as_one_of_the_chain(monkeypatch):
+    monkeypatch.setattr(Shared, "kept", None)
+    model, x = Model([Shared() for _ in range(3)]), torch.randn(4, 6, requires_grad=True)
+    with (
+        HIGHWAY.attach(model),
+        pytest.raises(ChainError, match=r"blocks\.1 uses another state of a chain, or a tensor c"),
+    ):
+        model(x).sum().backward()
+
+
 ENGINES = {name: gradfree.create_engine(name) for name in ("highway_bp", "fixed_point", "truncated")}
 ENGINES["backprop"] = gradfree.create_engine("backprop", plain=False)
 

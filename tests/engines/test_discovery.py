@@ -42,6 +42,35 @@ def two_rows():
     return nn.ModuleDict(dict(zip("ab", rows, strict=True)))
 
 
+class Bare(nn.Module):
+    """A model whose parts are attributes."""
+
+
+def blocks_as_attributes():
+    model = Bare()
+    model.layer1, model.layer2, model.head = Branch(), Branch(), nn.Linear(3, 3)
+    return model
+
+
+class Branch(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Sequential(nn.Linear(3, 3), nn.Tanh())
+
+    def forward(self, x):
+        return x + self.inner(x)
+
+
+def layers_as_attributes():
+    model = Bare()
+    model.fc1, model.fc2 = nn.Linear(3, 3), nn.Linear(3, 3)
+    return model
+
+
+def parametrized_layers():
+    return nn.ModuleList([nn.utils.parametrizations.orthogonal(nn.Linear(3, 3)) for _ in range(2)])
+
+
 NO_CHAIN = "is of class {}, but a chain for this engine is an nn.Sequential, nn.ModuleList or nn.Mod"
 CASES = {
     "a path that does not exist": (plain_model, ["block"], "no module 'block'. Did you mean 'blocks'?"),
@@ -56,11 +85,23 @@ CASES = {
         None,
         "What can be named, chains=[...]: ['']",
     ),
+    "blocks as attributes": (
+        blocks_as_attributes,
+        None,
+        "in this order, name them: chains=[['layer1', 'layer2']]. What can be named, chains=[...]: ['layer1.inner', ",
+    ),
+    "parametrized layers": (parametrized_layers, None, "What can be named, chains=[...]: ['']."),
     "overlapping": (lambda: nn.Sequential(nn.Sequential(Plain()), Plain()), ["", "0"], "the chains '' and '0' share a"),
 }
 OF_LAYERS = {
     "a recurrent layer": (lambda: nn.Sequential(nn.GRU(3, 3)), ["0"], "'0' " + NO_CHAIN.format("GRU")),
     "two rows": (two_rows, None, "2 modules look like chains: 'a', 'b'. Say which: chains="),
+    "layers as attributes": (layers_as_attributes, None, "as modules: nn.Sequential(fc1, nn.ReLU(), fc2)"),
+    "a layer that cannot be split": (
+        lambda: nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3), nn.Linear(3, 3)),
+        None,
+        "1 is a BatchNorm1d, which this engine cannot split",
+    ),
     "a layer in two places": (a_layer_in_two_places, [""], "0 and 2 are the same module"),
 }
 

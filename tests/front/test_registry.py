@@ -14,7 +14,11 @@ HIGHWAY = gradfree.create_engine("highway_bp")
     [
         ("highway", {}, ValueError, "no engine is called 'highway'; there are: auto, backprop, deeppcr, dfa, "),
         ("highway_bp", {"iteration": 2}, TypeError, "no option 'iteration'; its options are: iterations, tolerance, "),
+        ("highway_bp", {"iteration": 2}, TypeError, "Did you mean 'iterations'?"),
         ("Highway-BP", {}, ValueError, "Did you mean 'highway_bp'?"),
+        ("autograd", {}, ValueError, "'autograd' is a model without an engine"),
+        ("shooting", {"segments": "four"}, TypeError, "must be 'auto' or an int of at least 1, not 'four'"),
+        ("foton", {"temperature": "learned"}, TypeError, "must be 'learnt' or a positive number, not 'learned'"),
         (None, {}, TypeError, "the name of an engine must be a str, one of auto, backprop, deeppcr, "),
     ],
 )

@@ -111,6 +111,8 @@ def test_strategies_pickle():
 def test_wrong_options_raise_and_list_the_known_ones():
     with pytest.raises(TypeError, match=r"argument 'iteration'. Options of 'highway_bp': iterations, tolerance, segm"):
         gradfree.lightning.EngineStrategy("highway_bp", iteration=4)
+    with pytest.raises(TypeError, match=r"Did you mean 'iterations'\?"):
+        gradfree.lightning.EngineStrategy("highway_bp", iteration=4)
     with pytest.raises(ValueError, match="no engine is called 'highway'"):
         gradfree.lightning.EngineStrategy("highway")
     for base in (dict, lightning.fabric.strategies.SingleDeviceStrategy):
