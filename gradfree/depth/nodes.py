@@ -75,7 +75,7 @@ class Start(Function):
         recording.start = weakref.ref(ctx)
         ctx.set_materialize_grads(False)
         # Only orders the nodes. Not the state itself: an integer state (tokens) could not require a gradient.
-        return state.new_empty(0, dtype=torch.float32)
+        return torch.empty(0, dtype=torch.float32, device=state.device)
 
     @staticmethod
     def backward(ctx: _Context, _: Cotangent) -> tuple[Cotangent, ...]:

@@ -116,6 +116,19 @@ def test_torchs_transformer_encoder_is_exact(engine, norm_first):
         assert_equal_gradients(gradients(model, lambda: model(x, mask=mask, is_causal=True)), expected)
 
 
+@pytest.mark.filterwarnings("ignore:.*nested tensors:UserWarning")
+@pytest.mark.parametrize("engine", ["highway_bp", "fixed_point", "truncated", "backprop"])
+def test_jagged_nested_tensors_are_exact(engine):
+    model, samples = nn.Sequential(nn.Linear(6, 6), *[Plain() for _ in range(3)]), [torch.randn(n, 6) for n in (2, 5)]
+
+    def loss():
+        return model(torch.nested.nested_tensor(samples, layout=torch.jagged)).values().square().sum()
+
+    expected = gradients(model, loss)
+    with EXACT[engine](4).attach(model, [""], residual=1.0 if engine == "highway_bp" else None):
+        assert_equal_gradients(gradients(model, loss), expected)
+
+
 class Writing(Plain):
     """A block whose output comes from a function that changes its cotangent in place."""
 
