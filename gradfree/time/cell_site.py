@@ -149,9 +149,10 @@ class CellRecorder:
         if without_values or not any(t.requires_grad for t in (x, *parts, *parameters)):
             return type(self.layer).unroll(self.layer, x, parts, padding)
         if padding is not None and len(parts) > 1:
+            others = "Use 'shooting', 'backprop', 'newton' or 'auto'."
             raise ChainError(
                 f"{self.where} has a state of several tensors, which this engine does not support with packed "
-                "sequences or resets. Use 'shooting', 'backprop', 'newton' or 'auto'; for an ElementwiseCell no engine."
+                f"sequences or resets. {'Detach it.' if isinstance(self.layer.cell, ElementwiseCell) else others}"
             )
         self.single_steps.count(len(x))
         refuse_transforms(self.where)
