@@ -6,9 +6,9 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn, get_args, get_origin
 
-from jsonargparse import ActionYesNo, ArgumentParser, auto_cli, set_parsing_settings
+from jsonargparse import ActionYesNo, ArgumentParser, Namespace, auto_cli, set_parsing_settings
 
-from gradfree.wording import did_you_mean, no_such
+from gradfree.wording import did_you_mean, no_such, plain
 
 _KINDS = {"<class 'int'>": "a whole number", "<class 'float'>": "a number"}
 
@@ -33,6 +33,23 @@ class _Parser(ArgumentParser):
         """Print the error, with a suggestion for an unknown name, and end the process."""
         known = [name for name in self._option_string_actions if "_" not in name]
         super().error(_reworded(message, known), ex)
+
+    def validate(self, namespace: Namespace, *args: Any, **settings: Any) -> None:
+        """Refuse an unknown key of a configuration file.
+
+        jsonargparse would raise a KeyError that says only "bench" for a key of ``gradfree bench run``.
+        """
+        known = list(self.strip_unknown(namespace).keys())
+        configs = [key for key in known if key.rpartition(".")[2] == "config"]
+        for key in set(namespace.keys()).difference(known):
+            prefixes = [config.removesuffix("config") for config in configs]
+            command = max((prefix for prefix in prefixes if key.startswith(prefix)), key=len)
+            name = key.removeprefix(command).partition(".")[0]
+            options = [option.removeprefix(command) for option in known if option.startswith(command)]
+            files = ", ".join(str(file) for config in configs for file in namespace[config] or ())
+            message = f"{files}: no option is called {name!r}.{did_you_mean(name, options)}"
+            self.exit(2, plain(f"gradfree: error: {message}\n"))
+        super().validate(namespace, *args, **settings)
 
     def add_argument(self, *names: str, **settings: Any) -> Any:
         if names[0].startswith("--"):

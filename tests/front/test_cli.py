@@ -111,6 +111,14 @@ def test_wrong_words_are_refused_with_the_known_ones(args, message, capsys):
     assert f"error: {message}" in err or message in err.splitlines()[-1]
 
 
+@pytest.mark.parametrize("key", ["engins: fa", "engins: {fa: {seed: 1}}"])
+def test_an_unknown_key_of_a_configuration_file_is_named_with_the_file_and_the_nearest_option(key, capsys, tmp_path):
+    (file := tmp_path / "bad.yaml").write_text(f"tasks: digits\n{key}\n", encoding="utf-8")
+    code, out, err = outcome(capsys, "bench", "run", "--config", str(file))
+    assert (code, out) == (2, "")
+    assert err == f"gradfree: error: {file}: no option is called 'engins'. Did you mean 'engines'?\n"
+
+
 def test_a_missing_device_is_refused_before_anything_starts(capsys, monkeypatch, tmp_path):
     monkeypatch.setattr("torch.accelerator.is_available", lambda: False)
     code, _, err = outcome(capsys, "bench", "run", "--device", "cuda", "--out", str(tmp_path / "out"))
