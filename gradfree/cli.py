@@ -15,7 +15,7 @@ from gradfree import __doc__ as description
 from gradfree import __version__
 from gradfree.entries import ENGINES, MODELS, entries, load, lookup
 from gradfree.extras import MissingExtra, needs_extra
-from gradfree.wording import of_docstring, plain
+from gradfree.wording import of_docstring, plain, spelled
 
 COMMANDS = "gradfree.commands"
 
@@ -88,7 +88,7 @@ def _describe(group: str, arguments: Sequence[str]) -> None:
     parser.add_argument("names", nargs="*", help="names from the list")
     names = parser.parse_args(arguments).names
     try:
-        chosen = [(name, lookup(group, name)) for name in names]
+        chosen = [(name, lookup(group, name)) for name in (spelled(given, entries(group)) for given in names)]
     except (ValueError, ImportError) as error:
         raise UsageError(error) from None
     for name, entry in chosen:

@@ -34,6 +34,11 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     return f" Did you mean {near[0]!r}?" if near else ""
 
 
+def spelled(name: str, known: Iterable[str]) -> str:
+    """Return the known name that differs from ``name`` only by ``-`` for ``_``; ``name`` itself if there is none."""
+    return next((k for k in known if k.replace("-", "_") == name.replace("-", "_")), name)
+
+
 def count(number: int, noun: str) -> str:
     """Return ``number`` with ``noun``, in the plural unless ``number`` is 1."""
     return f"{number} {noun}{'s' if number != 1 else ''}"

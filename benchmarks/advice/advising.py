@@ -27,7 +27,7 @@ from gradfree.benchmarks.tasks.imported import Imported
 from gradfree.chains.report import Report
 from gradfree.cli import UsageError
 from gradfree.registry import engine_class
-from gradfree.wording import did_you_mean
+from gradfree.wording import did_you_mean, spelled
 
 _ENGINES, _COMPILING = 0.7, 0.9
 """Shares of the budget after which engines, and the compiled model, are not timed; the rest is for the report."""
@@ -97,7 +97,8 @@ def run(
 def _engine_names(engines: Paths) -> list[str]:
     """Return the names of the engines to consider: those asked for, by default all."""
     try:
-        return [name for name in listed(engines) or list_engines() if engine_class(name)]
+        names = [spelled(name, list_engines()) for name in listed(engines) or list_engines()]
+        return [name for name in names if engine_class(name)]
     except (ImportError, TypeError, ValueError) as error:
         raise UsageError(str(error)) from error
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from gradfree.cli import UsageError
 
-Names = dict[str, Any] | list[str] | str | None
+Names = dict[str, Any] | list[Any] | str | None
 """One name, several separated by commas, a list, or a mapping from names to options."""
 Paths = list[Any] | str | None
 """One module path, several separated by commas, or a list; a list in the list has the blocks of one chain."""
@@ -98,7 +98,7 @@ class RunRequest:
             return Path("results", self.suite.replace(":", "-"))
         digest = hashlib.sha256(json.dumps(self._swept, sort_keys=True).encode()).hexdigest()[:6]
         names = self.sweep.tasks or self.sweep.model or "sweep"
-        words = re.sub(r"[^\w.]+", "-", names if isinstance(names, str) else "-".join(names)).strip("-.")
+        words = re.sub(r"[^\w.]+", "-", names if isinstance(names, str) else "-".join(map(str, names))).strip("-.")
         return Path("results", f"{words[:40]}-{digest}")
 
     def save(self, folder: Path) -> None:

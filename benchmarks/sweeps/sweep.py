@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass, replace
 from itertools import product
 from math import inf, isfinite
@@ -29,14 +29,17 @@ from gradfree.benchmarks.training.comparison import Comparison
 from gradfree.benchmarks.training.target import TimeToTarget
 from gradfree.cli import UsageError
 from gradfree.entries import MODELS, lookup
-from gradfree.wording import no_such
+from gradfree.wording import no_such, spelled
 
 TASKS: dict[str, Task] = {
-    **{task.name: task for task in (*catalogue.TASKS, *forward_only.TASKS, *LONG_TASKS, *alternatives.TASKS)},
-    "mnist_orthogonal": forward_only.MNIST,
-    "cifar10_orthogonal": forward_only.CIFAR10,
+    **{
+        task.name.replace("_", "-"): task
+        for task in (*catalogue.TASKS, *forward_only.TASKS, *LONG_TASKS, *alternatives.TASKS)
+    },
+    "mnist-orthogonal": forward_only.MNIST,
+    "cifar10-orthogonal": forward_only.CIFAR10,
 }
-"""The tasks that a sweep can name, also with hyphens. Their own names are parts of records' ids and never change."""
+"""The tasks that a sweep can name, also with underscores. Their own names are parts of ids and never change."""
 
 _DTYPES = ("float32", "float64", "bfloat16")
 _DEPTHS = ("depth", "layers")
@@ -83,10 +86,27 @@ def suite_of(sweep: Sweep, loader: str | None = None) -> Suite:
     grid = rates if len(rates) > 1 else ()
     tasks = list(_tasks(sweep, loader))
     tasks = [replace(task, learning_rate=rates[0]) for task in tasks] if len(rates) == 1 else tasks
-    comparisons = [Comparison(task, _rows(sweep, task), grid) for task in tasks]
+    comparisons = _comparisons(sweep, tasks, grid)
     if sweep.target is None:
         return tuple(comparisons)
     return tuple(experiment for c in comparisons for experiment in (c, TimeToTarget(c, sweep.target)))
+
+
+def _comparisons(sweep: Sweep, tasks: Sequence[Task], grid: tuple[float, ...]) -> list[Comparison]:
+    """Return a comparison for each task that an engine fits; print which engines and tasks are left out, and why."""
+    found, left_out = [], []
+    for task in tasks:
+        rows, reasons = _rows(sweep, task)
+        if rows:
+            found.append(Comparison(task, (BACKPROP, *rows), grid))
+        else:
+            left_out.append(f"{task.name} is left out: no engine to compare with autograd.")
+        left_out += reasons
+    if not found:
+        raise UsageError("\n".join(left_out))
+    if left_out:
+        print(*left_out, sep="\n", file=sys.stderr)
+    return found
 
 
 def _tasks(sweep: Sweep, loader: str | None) -> Iterator[Task]:
@@ -115,13 +135,15 @@ def _tasks(sweep: Sweep, loader: str | None) -> Iterator[Task]:
 def _with_all_models(sweep: Sweep, loader: str | None) -> Iterator[Task]:
     """Yield each named task, or the user's models, each with each combination of its options, on the user's data."""
     models = with_options(sweep.model)
-    if not any((models, loader, sweep.loss, sweep.score, sweep.chains)):
+    own = {"model": models, "data": loader, "loss": sweep.loss, "score": sweep.score, "chains": sweep.chains}
+    named = " and ".join(f"--{option}" for option, value in own.items() if value)
+    missing = " and ".join(f"--{option} module:function" for option in ("model", "data") if not own[option])
+    if not named:
         yield from _named_tasks(sweep.tasks)
-    elif sweep.tasks or not (models and loader):
-        raise UsageError(
-            "A model of yours takes --model and --data, module:function each, maybe --loss, --score and --chains; no "
-            "--tasks."
-        )
+    elif sweep.tasks:
+        raise UsageError(f"tasks have their own model and data: leave out --tasks or {named}.")
+    elif missing:
+        raise UsageError(f"a run with {named} also needs {missing}.")
     for name, given in models.items():
         for options in _combinations(given):
             task = own_task(name, options, str(loader), sweep.loss, listed(sweep.chains) or None, sweep.score)
@@ -133,7 +155,7 @@ def _named_tasks(tasks: Names) -> Iterator[Task]:
     if not names:
         raise UsageError(f"no task is given: use --tasks {DIGITS.name}, for example. Tasks: {', '.join(TASKS)}.")
     for name, options in names.items():
-        task = TASKS.get(name.replace("-", "_"))
+        task = TASKS.get(spelled(name, TASKS))
         if task is None:
             raise UsageError(f"{no_such('task', name, TASKS)} Data of yours: --model, --data module:function.")
         if options:
@@ -145,33 +167,32 @@ def _label(name: str, options: Mapping[str, Any]) -> str:
     return " ".join([name, *(f"{option}={value}" for option, value in options.items())]).strip()
 
 
-def _rows(sweep: Sweep, task: Task) -> tuple[Row, ...]:
-    """Return autograd, and each engine that the model allows with each combination of its options."""
+def _rows(sweep: Sweep, task: Task) -> tuple[list[Row], list[str]]:
+    """Return each engine that the model allows with each combination of its options, and why others are left out."""
     every = sweep.engines is None or sweep.engines == "all"
     wanted = {name: {} for name in list_engines()} if every else with_options(sweep.engines)
     # Every comparison has this baseline anyway.
     wanted.pop("autograd", None)
-    rows = [row(name, options) for name, given in wanted.items() for options in _combinations(given)]
+    rows = [
+        row(spelled(name, list_engines()), options)
+        for name, given in wanted.items()
+        for options in _combinations(given)
+    ]
     model = task.create_model(0)
     problems = {candidate.label: _problem(candidate, model, task) for candidate in rows}
     refused: dict[str, list[str]] = {}
     for label, problem in problems.items():
         if problem:
             refused.setdefault(problem, []).append(label)
-    reasons = "\n".join(f"{task.name} without {', '.join(labels)}: {problem}" for problem, labels in refused.items())
-    allowed = [r for r in rows if not problems[r.label] and r.options != BACKPROP.options]
-    if not allowed:
-        raise UsageError(f"{task.name}: no engine to compare with autograd.\n{reasons}".strip())
-    if reasons:
-        print(reasons, file=sys.stderr)
-    return (BACKPROP, *allowed)
+    reasons = [f"{task.name} without {', '.join(labels)}: {problem}" for problem, labels in refused.items()]
+    return [r for r in rows if not problems[r.label] and r.options != BACKPROP.options], reasons
 
 
 def _problem(candidate: Row, model: nn.Module, task: Task) -> str:
     """Return why the engine cannot be attached; empty if it can."""
     try:
         report = candidate.create_engine().validate(model, task.chains)
-    except (TypeError, ValueError) as error:
+    except (ImportError, TypeError, ValueError) as error:
         raise UsageError(str(error)) from error
     return next(iter(report.problems), "")
 
@@ -186,10 +207,23 @@ def row(engine: str, options: Mapping[str, Any]) -> Row:
 
 
 def with_options(names: Names) -> dict[str, Mapping[str, Any]]:
-    """Return the options of each name."""
-    if isinstance(names, dict):
-        return {name: options or {} for name, options in names.items()}
-    return {name: {} for name in listed(names)}
+    """Return the options of each name.
+
+    Raises:
+        UsageError: the options have no names, or only some names have options.
+    """
+    if not isinstance(names, dict):
+        if strange := [name for name in listed(names) if not isinstance(name, str) or name.startswith(("[", "{"))]:
+            raise UsageError(
+                f"{strange[0]} is not a name; write names with options as '{{fa: , highway_bp: {{iterations: 0}}}}'."
+            )
+        return {name: {} for name in listed(names)}
+    for name, options in names.items():
+        if not isinstance(options, Mapping | None):
+            raise UsageError(
+                f"the options of {name} need names, as in '{{highway_bp: {{iterations: [0, 1]}}}}', not {options!r}."
+            )
+    return {name: options or {} for name, options in names.items()}
 
 
 def _combinations(options: Mapping[str, Any]) -> Iterator[dict[str, Any]]:

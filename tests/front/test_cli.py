@@ -36,6 +36,11 @@ def test_a_named_engine_is_listed_with_its_options(capsys):
     assert "Options and defaults:\n    window = 1\n\ndfa: " in out
 
 
+def test_names_may_have_hyphens_for_underscores(capsys):
+    main(["engines", "highway-bp"])
+    assert capsys.readouterr().out.startswith("highway_bp: ")
+
+
 def test_an_unknown_engine_raises_and_lists_the_known_ones(capsys):
     code, out, err = outcome(capsys, "engines", "highway")
     assert (code, out) == (2, "")

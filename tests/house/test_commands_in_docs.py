@@ -13,6 +13,7 @@ from places import ROOT
 
 from gradfree.benchmarks.bench import commands
 from gradfree.benchmarks.fit import commands as fit_commands
+from gradfree.benchmarks.sweeps.sweep import TASKS
 from gradfree.cli import main
 
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -44,6 +45,12 @@ def test_commands_are_parsed(line, monkeypatch, capsys, tmp_path):
     monkeypatch.setattr(fit_commands, "_run", calls)
     main(shlex.split(line, comments=True))
     assert calls.mock_calls or capsys.readouterr().out
+
+
+def test_the_guide_lists_the_tasks_that_exist():
+    text = (ROOT / "docs/guides/command-line.md").read_text(encoding="utf-8")
+    paragraph = re.search(r"^Tasks that need no data.*?\n(?=[A-Z])", text, re.DOTALL | re.MULTILINE)[0]
+    assert set(re.findall(r"`([a-z][\w-]*)`", paragraph)) == set(TASKS)
 
 
 @pytest.mark.parametrize("line", list(lines("make")))

@@ -54,6 +54,26 @@ def test_names_of_tasks_may_have_hyphens():
     assert (part.task.model, [row.name for row in part.rows]) == ("recurrent_lm", ["autograd", "highway_bp"])
 
 
+def test_names_of_engines_may_have_hyphens():
+    (part,) = suite_of(Sweep(tasks="points", engines="highway-bp"))
+    assert [row.engine for row in part.rows] == ["backprop", "highway_bp"]
+
+
+def test_names_of_suites_may_have_underscores(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit):
+        main(["bench", "report", "--suite", "orthogonal_layers"])
+    assert "results/orthogonal-layers has no records" in capsys.readouterr().err
+
+
+def test_a_task_that_no_engine_fits_is_left_out_with_a_message(capsys):
+    (part,) = suite_of(Sweep(tasks="points,digits-orthogonal", engines="highway_bp", dtype="float32"))
+    assert part.task.name == "points dtype=float32"
+    left_out, reason = capsys.readouterr().err.splitlines()
+    assert left_out == "digits_orthogonal dtype=float32 is left out: no engine to compare with autograd."
+    assert reason.startswith("digits_orthogonal dtype=float32 without highway_bp: the model has no chain")
+
+
 def test_engines_that_the_model_does_not_allow_are_skipped_with_a_message(capsys):
     (part,) = suite_of(Sweep(tasks="points", engines="all"))
     skipped = [
@@ -114,12 +134,21 @@ def test_time_to_target_is_steps_times_the_time_of_a_step():
         ({"tasks": "digit"}, "no task is called 'digit'.*Did you mean 'digits'"),
         ({"tasks": "points", "engines": "highway"}, "no engine is called 'highway'.*Did you mean 'highway_bp'"),
         ({"tasks": "points", "engines": "foton"}, "no engine to compare.*\npoints without foton"),
-        ({"tasks": "points", "model": "residual_mlp"}, "A model of yours takes --model and --data"),
+        ({"tasks": "points", "model": "residual_mlp"}, "leave out --tasks or --model"),
+        ({"tasks": "points", "engines": "nowhere:Engine"}, "'nowhere:Engine' cannot be imported: ModuleNotFoundError"),
+        (
+            {"tasks": "points", "engines": {"highway_bp": [0, 1]}},
+            r"the options of highway_bp need names, as in '{highway_bp: {iterations: \[0, 1\]}}', not \[0, 1\]",
+        ),
+        ({"tasks": "points", "engines": ["fa", {"dsf": {}}]}, "write names with options as '{fa: , highway_bp: {"),
+        ({"tasks": "points", "engines": "[fa, {dsf: {"}, "write names with options as '{fa: , highway_bp: {"),
+        ({"model": "mine:build"}, "a run with --model also needs --data module:function"),
         ({"tasks": "points", "steps": 0}, "--steps must be above 0"),
         ({"tasks": "points", "engines": "dsf", "learning_rates": "nan,0.1"}, "--learning-rates takes numbers above 0"),
         ({"tasks": "points", "length": 4}, "'points' has no --length.*copying"),
         ({"tasks": "points", "dtype": "float33"}, "no dtype is called 'float33'.*Did you mean 'float32'"),
-        ({"tasks": "points", "loss": "mine:loss"}, "A model of yours takes --model and --data"),
+        ({"tasks": "points", "loss": "mine:loss"}, "leave out --tasks or --loss"),
+        ({"loss": "mine:l", "score": "mine:s"}, "a run with --loss and --score also needs --model module:function and"),
     ],
 )
 def test_invalid_sweeps_are_refused(options, message):

@@ -88,7 +88,7 @@ def test_options_and_axes_reach_the_builder():
             "user_module:regression",
             "^user_module:build cannot be trained on these data: .*outputs are .2, 3., the targets .2, 1.",
         ),
-        (MODEL, None, "A model of yours takes --model and --data"),
+        (MODEL, None, "a run with --model also needs --data module:function"),
         ("residual_mlp", DATA, "residual_mlp names no function; write residual_mlp:build"),
     ],
 )
