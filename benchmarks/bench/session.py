@@ -108,7 +108,8 @@ def _states(listed: Sequence[Case | None], records: Mapping[str, Record]) -> Ite
     settled = [case for case in listed if case is not None]
     for case in settled:
         state = "missing" if case.id not in records else "failed" if "error" in records[case.id] else "done"
-        yield f"{state:7}  {case.id}"
+        # Ids keep the old name of autograd, which str(case) does not show.
+        yield f"{state:7}  {case}, seed {case.seed}: {case.id}"
     if waiting := len(listed) - len(settled):
         yield f"waiting  {waiting} more, for a learning rate to be chosen"
 

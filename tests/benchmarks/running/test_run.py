@@ -162,6 +162,7 @@ def test_a_dry_run_lists_all_cases_and_runs_nothing(tmp_path, capsys):
     assert running == "6 of 7 cases would run:"
     assert [line.split()[0] for line in lines] == ["done"] + 6 * ["missing"]
     assert lines[0].endswith(tiny_cases()[0].id)
+    assert lines[0].startswith("done     points autograd, seed 0: training/points/backprop/")
     assert [path.name for path in tmp_path.iterdir()] == ["records.jsonl"]
 
 
