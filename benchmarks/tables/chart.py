@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from gradfree.benchmarks.tables.column import Figure
-from gradfree.benchmarks.tables.facts import select
+from gradfree.benchmarks.tables.facts import FEWEST, select
 from gradfree.benchmarks.tables.frames import pl
 from gradfree.benchmarks.tasks.task import Score
 
@@ -102,7 +102,8 @@ def _no_interval(axis: str) -> dict[str, pl.Expr]:
 def _joined(found: pl.DataFrame, facts: pl.DataFrame, figure: Figure, name: str) -> pl.DataFrame:
     """Join a metric's values, where known, and intervals to the points, as ``name``, ``name_low``, ``name_high``."""
     where = {"metric": figure.metric} | ({} if figure.unit is None else {"unit": figure.unit})
-    columns = {name: "value", f"{name}_low": "low", f"{name}_high": "high"}
+    has_interval = ~pl.col("n").is_between(1, FEWEST - 1)
+    columns = {name: pl.col("value"), **{f"{name}_{end}": pl.when(has_interval).then(end) for end in ("low", "high")}}
     known = select(facts, **where).drop_nulls("value").drop_nans("value")
-    values = known.select(*_POINT, **{new: pl.col(old) * figure.factor for new, old in columns.items()})
+    values = known.select(*_POINT, **{new: column * figure.factor for new, column in columns.items()})
     return found.join(values, on=_POINT, how="inner", nulls_equal=True, maintain_order="left")

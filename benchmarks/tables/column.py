@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from math import isnan, nan
 from typing import Any, NamedTuple
 
+from gradfree.benchmarks.tables.facts import FEWEST
+
 UNKNOWN = "–"
 DIVERGED = "diverged"
 _ROUNDING = 1e-9
@@ -20,7 +22,8 @@ class Figure:
 
     Attributes:
         metric: the fact's metric.
-        template: format string with ``value``, ``low``, ``high``, ``margin``, ``n`` and ``note``.
+        template: format string with ``value``, ``low``, ``high``, ``margin``, ``n`` and ``note``; the margin
+            is unknown for fewer than :data:`FEWEST` seeds.
         unit: the fact's unit, if the metric has several.
         factor: multiplies the numbers: 1e3 shows seconds as milliseconds.
     """
@@ -37,9 +40,8 @@ class Figure:
         if fact["value"] is not None and isnan(fact["value"]):
             return DIVERGED
         value, low, high = (_Number(nan if fact[name] is None else self.factor * fact[name]) for name in _NUMBERS)
-        text = self.template.format(
-            value=value, low=low, high=high, margin=(high - low) / 2, n=fact["n"], note=fact["note"]
-        )
+        margin = (high - low) / 2 if fact["n"] >= FEWEST else nan
+        text = self.template.format(value=value, low=low, high=high, margin=margin, n=fact["n"], note=fact["note"])
         return text.replace("nan–nan", UNKNOWN).replace("nan", UNKNOWN)
 
 

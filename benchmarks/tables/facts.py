@@ -14,6 +14,8 @@ from gradfree.wording import plain
 _CONFIDENCE = 0.95
 _ALIKE = 1e-4
 """Differences that vary by at most this share of their mean count as equal: the rest is rounding."""
+FEWEST = 3
+"""Minimal number of seeds for an interval to be shown and judged: with two, Student's t is 12.7."""
 SCHEMA: dict[str, type] = {
     "task": str,
     "device": str,

@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from math import isnan
 
-from gradfree.benchmarks.tables.facts import Estimate
+from gradfree.benchmarks.tables.facts import FEWEST, Estimate
 
 SAME = "no difference seen"
 FEW = "too few seeds to tell"
-_FEWEST = 3
-"""Minimal number of seeds for "no difference seen"."""
 _DIGITS = 2
 """Decimals of a difference; more are shown if it would otherwise be rounded to 0."""
 _STEADY = 0.1
@@ -30,6 +28,12 @@ def speed(ratio: Estimate, baseline: str) -> str:
     return f"no difference in speed from {baseline} seen"
 
 
+def interval(seeds: int, fewest: int) -> str:
+    """Return what ± is in a table whose rows have up to ``seeds`` seeds, and ``fewest`` or more."""
+    words = f"95 % confidence interval of the mean over seeds (Student's t, n = {seeds})"
+    return words if fewest >= FEWEST else f"{words}, from {FEWEST} seeds on: of fewer it is too wide to say anything"
+
+
 def score(name: str, difference: Estimate, higher_is_better: bool) -> str:
     """Return how a score differs from the baseline's."""
     outcome, figures = change(difference, higher_is_better)
@@ -44,14 +48,15 @@ def change(difference: Estimate, higher_is_better: bool) -> tuple[str, str]:
         return "not comparable, as a run diverged", ""
     if difference.value == difference.margin == 0:
         return "the same with every seed", ""
-    if isnan(difference.margin):
-        seeds = "one seed" if difference.n == 1 else "the same difference with every seed"
-        return f"{seeds}: no interval", signed(difference.value)
+    if isnan(difference.margin) and difference.n > 1:
+        return "the same difference with every seed: no interval", signed(difference.value)
+    if difference.n < FEWEST:
+        return FEW, signed(difference.value)
     if difference.low <= 0 <= difference.high:
-        outcome = SAME if difference.n >= _FEWEST else FEW
+        outcome = SAME
     else:
         outcome = "better" if (difference.value > 0) == higher_is_better else "worse"
-    digits = _DIGITS if outcome in (SAME, FEW) else _digits(difference.value)
+    digits = _DIGITS if outcome == SAME else _digits(difference.value)
     return outcome, f"{signed(difference.value, digits)} ± {difference.margin:.{digits}f}"
 
 

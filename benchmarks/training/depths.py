@@ -98,8 +98,8 @@ class DepthSweep(Comparison):
             columns=[Column(f"{depth:g}", figures, {"setting": setting}) for depth, setting in depths.items()],
             setup=outcomes.setup_words(task, bool(self.learning_rates), facts),
             legend=(
-                f"Columns: hidden layers. Test {score.name} ({score.unit}) ± 95 % confidence interval of the mean over "
-                f"seeds (Student's t, n = {seeds}); in brackets, the cosine between each hidden layer's gradient and "
+                f"Columns: hidden layers. Test {score.name} ({score.unit}) ± {verdict.interval(seeds, seeds)}; in "
+                "brackets, the cosine between each hidden layer's gradient and "
                 "the exact one at the same weights, mean over layers and training. In words: differences in test "
                 f"{score.name}, seed by seed, with the same interval. Learning rates: for each engine and depth the "
                 f"one of {', '.join(f'{rate:g}' for rate in self.learning_rates)} with the best validation score, with "

@@ -10,7 +10,7 @@ from math import isnan
 from gradfree.benchmarks.tables import verdict
 from gradfree.benchmarks.tables.chart import Axis, Chart, points, runs, scale_of, score_axis
 from gradfree.benchmarks.tables.column import Column, Figure, column
-from gradfree.benchmarks.tables.facts import Estimate, difference_to, estimates, select
+from gradfree.benchmarks.tables.facts import FEWEST, Estimate, difference_to, estimates, select
 from gradfree.benchmarks.tables.frames import pl
 from gradfree.benchmarks.tables.section import Section
 from gradfree.benchmarks.tasks.task import Task
@@ -92,9 +92,10 @@ class Summary:
         step = self._estimate(self._baseline, STEP, unit="s")
         ms = [f"{1e3 * seconds:.1f}" for seconds in (step.value, step.low, step.high)]
         absolute = "" if isnan(step.value) else f" ({ms[0]} ms, quartiles {ms[1]} and {ms[2]})"
+        fewest = min(self._score(label).n or self._seeds for label in self._rows)
         legend = (
-            f"±: 95 % confidence interval of the mean over seeds (Student's t, n = {self._seeds}). ×: a training step "
-            f"on one batch, as a multiple of the first row's{absolute}; median and quartiles of interleaved rounds. "
+            f"±: {verdict.interval(self._seeds, fewest)}. ×: a training step on one batch, as a multiple of the first "
+            f"row's{absolute}; median and quartiles of interleaved rounds. "
             f"{self._cosine_words} In words: difference in test {self.task.score.name} to the first row, seed by seed."
         )
         if self.grid:
@@ -173,15 +174,19 @@ class Summary:
             )
         others = {label: self._ratio(label) for label in self._rows[1:] if self._difference(label).n}
         others = {label: ratio for label, ratio in others.items() if not isnan(ratio.value)}
-        kept = [label for label in others if self._is_kept(label)]
+        known = [label for label in others if self._difference(label).n >= FEWEST]
+        if others and not known:
+            best = min(others, key=lambda label: others[label].value)
+            words = f"{verdict.FEW} whether an engine keeps {self._baseline}'s {self.task.score.name}"
+            return f"{name}: {words}; the fastest is {best}: {self.verdict(best)}."
+        kept = [label for label in known if self._is_kept(label)]
         if not kept:
             return f"{name}: no row comes up to {self._baseline} in {self.task.score.name}." if others else ""
         best = min(kept, key=lambda label: others[label].value)
-        words = f"no worse {self.task.score.name} seen"
+        words, kind = self.verdict(best), self.task.score.name
         if others[best].high < 1:
-            return f"{name}: {best} is the fastest row with {words}: {self.verdict(best)}."
-        nearest = f"the nearest is {best}: {self.verdict(best)}"
-        return f"{name}: no row is faster than {self._baseline} with {words}; {nearest}."
+            return f"{name}: {best} is the fastest row with no worse {kind} seen: {words}."
+        return f"{name}: no engine was faster than {self._baseline} at the same {kind}; the nearest is {best}: {words}."
 
     def _is_kept(self, label: str) -> bool:
         """Return whether a row's score is not significantly worse, and its mean is within the baseline's interval."""

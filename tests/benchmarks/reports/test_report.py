@@ -73,10 +73,10 @@ def test_failed_runs_count_as_missing_and_are_listed():
     some = RECORDS | dict([failed(training(CHAIN, seed=1))])
     report = SuiteReport.of("", SUITE, some)
     (summary,) = report.sections
-    assert table_rows(markdown(summary))[1][:2] == ["backprop via chain", "96.00 ± 0.00"]
-    # The other seeds differ by 1 and -1: t is 12.706.
+    assert table_rows(markdown(summary))[1][:2] == ["backprop via chain", "96.00 ± –"]
+    assert "(Student's t, n = 3), from 3 seeds on: of fewer it is too wide to say anything" in summary.legend
     assert summary.verdicts[1] == (
-        "1.25× slower than autograd at 1.25× the memory, accuracy +0.00 ± 12.71 (too few seeds to tell); "
+        "1.25× slower than autograd at 1.25× the memory, accuracy +0.00 (too few seeds to tell); "
         "failed with 1 of 3 seeds: RuntimeError: out of | memory"
     )
     failure = "training/points/backprop via chain/cpu/seed 1 failed and counts as missing"
@@ -117,7 +117,7 @@ def test_the_command_report_prints_and_writes_the_report(tmp_path, monkeypatch, 
     ("ratio", "answer"),
     [
         (0.5, "highway_bp k=1 is the fastest row with no worse accuracy seen: 2.00× faster than autograd at 2.50× the"),
-        (1.5, "no row is faster than autograd with no worse accuracy seen; the nearest is backprop via chain: 1.25×"),
+        (1.5, "no engine was faster than autograd at the same accuracy; the nearest is backprop via chain: 1.25×"),
     ],
 )
 def test_a_report_begins_with_the_answer(ratio, answer):
@@ -128,6 +128,18 @@ def test_a_report_begins_with_the_answer(ratio, answer):
     report.print(console)
     for text in (console.file.getvalue(), report.markdown().removeprefix("- **")):
         assert text.startswith(f"points, 7 steps: {answer}")
+
+
+def test_fewer_than_three_seeds_say_nothing_about_the_score():
+    """Neither in the answer, nor in the table, the words and the chart."""
+    records = {name: record for name, record in RECORDS.items() if record["seeds"] != [2]}
+    section = section_of(*SUITE, records)
+    assert section.answer == (
+        "points, 7 steps: too few seeds to tell whether an engine keeps autograd's accuracy; the fastest is highway_bp "
+        "k=1: 2.00× faster than autograd at 2.50× the memory, accuracy -10.50 (too few seeds to tell)."
+    )
+    assert [row[1].partition(" ")[2] for row in table_rows(markdown(section))[:3]] == ["± –"] * 3
+    assert section.charts[0].points["y_low"].drop_nulls().is_empty()
 
 
 @pytest.mark.parametrize("scores", [[50, 51, 52], [50, 70, 98]], ids=["worse", "maybe much worse"])
