@@ -89,7 +89,7 @@ def aligned_charts(facts: pl.DataFrame, where: str) -> Iterator[Chart]:
     """Yield charts of the alignment by depth and by step, if there are facts."""
     for metric, what in ((DELTA, "alignment"), (_FEEDBACK, "feedback weights")):
         for name, how, x in (
-            ("depth", "by depth, behind the training", Axis("depth (share of the layers with weights)")),
+            ("depth", "by depth, after the training", Axis("depth (share of the layers with weights)")),
             ("step", "over the training", Axis("step (number)")),
         ):
             if (found := points(facts, "at", Figure(f"{metric}, by {name}"), "row")).height:

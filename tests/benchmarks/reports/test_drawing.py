@@ -1,5 +1,7 @@
 """Charts as they are drawn."""
 
+from dataclasses import replace
+
 import altair as alt
 import polars as pl
 import pytest
@@ -36,6 +38,23 @@ def test_an_axis_says_that_its_scale_is_logarithmic():
 def test_lines_of_titles_have_room_on_a_phone():
     one = chart(["a", "b"])
     assert max(map(len, spec(one, styles([one]))["title"]["text"])) <= 40
+
+
+def test_points_of_one_line_are_labelled_with_their_iterations():
+    one = chart(["highway_bp with k iterations"] * 2 + ["autograd"])
+    rows = pl.Series(["highway_bp k=0", "highway_bp k=4", "autograd"])
+    frame = one.points.with_columns(row=rows, k=pl.Series([0, 4, None]))
+    drawn = spec(replace(one, points=frame), styles([one]))
+    (layer,) = (layer for layer in drawn["layer"] if layer["mark"]["type"] == "text")
+    assert [point["text"] for point in drawn["datasets"][layer["data"]["name"]]] == ["k=0", "k=4"]
+    alt.LayerChart.validate(drawn)
+
+
+def test_a_chart_of_single_runs_says_that_each_seed_has_a_line():
+    one = chart(["a"])
+    runs = replace(one, points=one.points.with_columns(line=pl.lit("a, seed 0")))
+    assert spec(one, styles([one]))["title"]["subtitle"] == ""
+    assert spec(runs, styles([one]))["title"]["subtitle"] == "one line for each seed"
 
 
 def test_an_invalid_chart_is_found():

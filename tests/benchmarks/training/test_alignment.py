@@ -79,7 +79,7 @@ def test_alignment_excludes_the_last_block_and_is_drawn_by_depth_and_by_step():
     section = section_of(ROWS, records)
     (highway,) = [row for row in table_rows(markdown(section)) if row[0] == HIGHWAY.label]
     assert highway[-2:] == ["0.500", "1"]
-    assert lines(chart(section, "alignment by depth, behind the training")) == {
+    assert lines(chart(section, "alignment by depth, after the training")) == {
         HIGHWAY.label: [pytest.approx([0.25, 0.6]), pytest.approx([0.5, 0.8])]
     }
     assert lines(chart(section, "alignment over the training")) == {
