@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import traceback
 import warnings
 from argparse import ArgumentError
@@ -11,9 +12,11 @@ from importlib import import_module
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
+from lightning.pytorch.strategies import StrategyRegistry
 
-from gradfree import ChainError
+from gradfree import ChainError, list_engines
 from gradfree.cli import UsageError
+from gradfree.wording import did_you_mean
 
 _HELP = """Train a LightningModule of yours, with any engine as its strategy; docs/guides/fit.md has a whole example.
 
@@ -48,7 +51,17 @@ def run(command: str, arguments: Sequence[str]) -> None:
     except (ChainError, TypeError, ValueError, FileNotFoundError, MisconfigurationException) as error:
         if not _is_refusal(error):
             raise
-        raise UsageError(" ".join(str(error).split())) from error
+        raise UsageError(_with_engines(" ".join(str(error).split()))) from error
+
+
+def _with_engines(message: str) -> str:
+    """Return an error; Lightning's on an unknown strategy with the engines, and the most similar strategy."""
+    unknown = re.match(r"You selected an invalid strategy name: `strategy='(.*?)'`\.", message)
+    if not unknown:
+        return message
+    near = did_you_mean(unknown[1], StrategyRegistry.available_strategies())
+    engines = ", ".join(list_engines())
+    return f"{unknown[0]} Engines are: {engines}; all but auto also with _ddp, for several devices.{near}"
 
 
 def _is_refusal(error: BaseException) -> bool:
