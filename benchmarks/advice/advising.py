@@ -22,7 +22,7 @@ from gradfree.benchmarks.records.environment import require
 from gradfree.benchmarks.records.records import record_of
 from gradfree.benchmarks.reports.publication import publish
 from gradfree.benchmarks.reports.report import SuiteReport
-from gradfree.benchmarks.sweeps.axes import Paths, listed
+from gradfree.benchmarks.sweeps.axes import Paths, chain_paths, listed
 from gradfree.benchmarks.tasks.imported import Imported
 from gradfree.chains.report import Report
 from gradfree.cli import UsageError
@@ -53,14 +53,14 @@ def run(
     start = monotonic()
     require(device)
     names = _engine_names(engines)
-    paths = listed(chains) or None
+    paths = chain_paths(chains)
     console = Console()
     if data is None:
         with suppress(UsageError):  # There may be none beside the model.
             data = Imported.find(f"{model.partition(':')[0]}:loader").name
     built = Imported.find(model).build()
     modules = dict(built.named_modules(remove_duplicate=False))
-    for path in paths or ():
+    for path in (path for one in paths or () for path in ([one] if isinstance(one, str) else one)):
         if path not in modules:
             raise UsageError(f"--chains: {model} has no module {path!r}.{did_you_mean(path, modules)}")
     job = Job(model, data, loss, paths, device) if data else None
@@ -75,6 +75,8 @@ def run(
         console.print("To measure, give data: --data module:function, which returns batches of inputs and targets.\n")
     if not rows or job is None:
         _print_reports(shown, console)
+        if not rows and paths and isinstance(chains, str) and "," in chains:
+            console.print(f"If these are the blocks of one chain: --chains '[[{', '.join(paths)}]]'.", markup=False)
         return
     standings, seconds = _measure(job, built.to(device).train(), rows, start, budget)
     advice = advise(standings, paths)

@@ -50,6 +50,13 @@ def advise(standings: Standings, chains: Sequence[str] | None) -> Advice:
         if best:
             words += f"; with {best.row.label} it is {_faster(best.cost)}"
         return Advice(f"{words}.{hints}", "model.compile()")
+    if best is None and standings.untried:
+        tried = len(standings.contestants) - 1 + len(standings.failures)
+        words = (
+            f"Stay with autograd for now: nothing more can be said, as {tried} of {tried + len(standings.untried)} "
+            "settings were timed, and none was faster with its gradient. Give a longer --budget."
+        )
+        return Advice(words + hints, "")
     if len(standings.contestants) == 1:
         return Advice(f"Stay with autograd: no engine could be timed.{hints}", "")
     if best is None:
@@ -65,8 +72,16 @@ def advise(standings: Standings, chains: Sequence[str] | None) -> Advice:
 
 
 def _best(as_good: Sequence[Contestant]) -> Contestant:
-    """Return the fastest contestant, or a more exact one that is as fast when compared with it round by round."""
+    """Return the fastest contestant, or a more exact one that is as fast when compared with it round by round.
+
+    An exact engine is as fast as an approximate one unless the quartiles say otherwise.
+    """
     fastest = min(as_good, key=lambda c: c.cost["ratio"])
+    exact = [c for c in as_good if is_exact(c.row.engine)]
+    if exact and fastest not in exact:
+        quickest = min(exact, key=lambda c: c.cost["ratio"])
+        if _quartiles(statistics(quickest.times, fastest.times))[0] <= 1:
+            return _best(exact)
     beside = {c.row.label: statistics(c.times, fastest.times) for c in as_good}
     near = {label for label, b in beside.items() if b["ratio"] <= _AS_FAST and _quartiles(b)[0] <= 1}
     rivals = [c for c in as_good if c.row.label in near]

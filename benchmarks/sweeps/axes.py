@@ -71,6 +71,11 @@ def listed(names: Paths) -> list[Any]:
     return [name.strip() for name in names.split(",")] if isinstance(names, str) else names or []
 
 
+def chain_paths(chains: Paths) -> list[Any] | None:
+    """Return the module paths of chains, ``None`` if none is given; YAML reads the names of a Sequential as numbers."""
+    return [[str(path) for path in one] if isinstance(one, list) else str(one) for one in listed(chains)] or None
+
+
 @dataclass(frozen=True)
 class RunRequest:
     """The request of a run, stored beside its records.

@@ -18,7 +18,7 @@ from gradfree.benchmarks.suites import alternatives, forward_only
 from gradfree.benchmarks.suites.index import SUITES
 from gradfree.benchmarks.suites.long_sequences import LONG_TASKS
 from gradfree.benchmarks.suites.rows import BACKPROP
-from gradfree.benchmarks.sweeps.axes import Names, RunRequest, Sweep, listed
+from gradfree.benchmarks.sweeps.axes import Names, RunRequest, Sweep, chain_paths, listed
 from gradfree.benchmarks.tables.experiment import Experiment, Suite
 from gradfree.benchmarks.tasks import catalogue
 from gradfree.benchmarks.tasks.catalogue import DIGITS
@@ -146,7 +146,7 @@ def _with_all_models(sweep: Sweep, loader: str | None) -> Iterator[Task]:
         raise UsageError(f"a run with {named} also needs {missing}.")
     for name, given in models.items():
         for options in _combinations(given):
-            task = own_task(name, options, str(loader), sweep.loss, listed(sweep.chains) or None, sweep.score)
+            task = own_task(name, options, str(loader), sweep.loss, chain_paths(sweep.chains), sweep.score)
             yield replace(task, name=_label(name, options))
 
 

@@ -194,14 +194,18 @@ def _path_problems(
         if path not in modules:
             hint = did_you_mean(path, candidates) or f" Possible chains: {candidates or 'none'}."
             yield f"the model has no module {path!r}.{hint}"
-    for path in (path for path in dict.fromkeys(paths) if path in modules):
-        if path not in candidates and (cell := [*_looped_cells({path: modules[path]}, kinds)]):
-            yield from cell
-        elif path not in candidates:
-            yield (
-                f"{path!r} is of class {type(modules[path]).__name__}, but a chain for this engine is {chain}. "
-                f"Possible chains: {candidates or 'none'}, or a list of blocks: [['b1', 'b2']]."
-            )
+    blocks = []
+    for path in (path for path in dict.fromkeys(paths) if path in modules and path not in candidates):
+        cell = [*_looped_cells({path: modules[path]}, kinds)]
+        yield from cell
+        blocks += [] if cell else [path]
+    if blocks:
+        classes = ", ".join(dict.fromkeys(type(modules[path]).__name__ for path in blocks))
+        yield (
+            f"{', '.join(map(repr, blocks))} {'is' if len(blocks) == 1 else 'are'} of class {classes}, but a chain for "
+            f"this engine is {chain}. Possible chains: {candidates or 'none'}, or a list of blocks: "
+            f"{[blocks if len(blocks) > 1 else ['b1', 'b2']]}."
+        )
 
 
 def _overlaps(sites: Mapping[str, Site]) -> Iterator[str]:

@@ -79,6 +79,21 @@ def test_the_error_for_a_stateful_model_says_to_detach_the_state(capsys):
     assert "state.detach()" in err
 
 
+def test_a_chain_of_blocks_is_a_list_of_their_names_also_of_numbers(capsys, tmp_path, monkeypatch):
+    """Names in a Sequential are numbers. Blocks that are named like chains are refused once, with the list."""
+    text = "from torch import nn\n\ndef build():\n    return nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))\n"
+    (tmp_path / "only_a_model.py").write_text(text, encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    command = ["advise", "only_a_model:build", "--engines", "fixed_point", "--chains"]
+    main([*command, "[[0, 1]]"])
+    assert "chain '0, 1': 2 blocks" in capsys.readouterr().out
+    main([*command, "0,1"])
+    out = capsys.readouterr().out
+    assert "'0', '1' are of class Linear" in out
+    assert out.count("or a list of blocks: [['0', '1']].") == out.count("Possible chains") == 1
+    assert "If these are the blocks of one chain: --chains '[[0, 1]]'." in out
+
+
 @pytest.mark.parametrize(
     ("model", "reason"),
     [

@@ -56,6 +56,22 @@ def test_the_fastest_exact_enough_engine_is_recommended(others, compiler, words)
     assert re.search(words, advice.words)
 
 
+def test_an_exact_engine_is_preferred_to_an_approximate_one_that_is_faster_within_the_noise():
+    noisy = contestant("fixed_point", 0.9999, [0.15, 0.15, 0.21, 0.47, 0.47], iterations=4)
+    exact = contestant("shooting", 0.9998, [0.30, 0.26, 0.30, 0.32, 0.32])
+    assert advise(Standings([PLAIN, noisy, exact]), None).words.startswith("Take shooting: a step is 3.33× faster")
+    steady = contestant("fixed_point", 0.9999, [0.2] * 5, iterations=4)
+    assert advise(Standings([PLAIN, steady, exact]), None).words.startswith("Take fixed_point k=4")
+
+
+def test_without_time_for_all_settings_nothing_is_said_of_the_others():
+    slow, untried = contestant("truncated", 1.0, SLOW), [f"fixed_point k={k}" for k in range(7)]
+    assert advise(Standings([PLAIN, slow], untried=untried), None).words == (
+        "Stay with autograd for now: nothing more can be said, as 1 of 8 settings were timed, and none was faster with "
+        "its gradient. Give a longer --budget."
+    )
+
+
 def test_the_code_has_options_and_chains():
     taken = contestant("highway_bp", 1.0, FAST, iterations=2)
     advice = advise(Standings([PLAIN, taken]), ["blocks"])
