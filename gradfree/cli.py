@@ -88,7 +88,7 @@ def _describe(group: str, arguments: Sequence[str]) -> None:
     parser.add_argument("names", nargs="*", help="names from the list")
     names = parser.parse_args(arguments).names
     try:
-        chosen = [(name, lookup(group, name)) for name in (spelled(given, entries(group)) for given in names)]
+        chosen = [(name, lookup(group, name)) for name in [spelled(given, entries(group)) for given in names]]
     except (ValueError, ImportError) as error:
         raise UsageError(error) from None
     for name, entry in chosen:

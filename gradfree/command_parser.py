@@ -40,14 +40,14 @@ class _Parser(ArgumentParser):
         jsonargparse would raise a KeyError that says only "bench" for a key of ``gradfree bench run``.
         """
         known = list(self.strip_unknown(namespace).keys())
-        configs = [key for key in known if key.rpartition(".")[2] == "config"]
-        for key in set(namespace.keys()).difference(known):
-            prefixes = [config.removesuffix("config") for config in configs]
-            command = max((prefix for prefix in prefixes if key.startswith(prefix)), key=len)
-            name = key.removeprefix(command).partition(".")[0]
+        unknown = min(set(namespace.keys()).difference(known), default=None)
+        if unknown is not None:
+            configs = [key.removesuffix("config") for key in known if key.rpartition(".")[2] == "config"]
+            command = max((prefix for prefix in configs if unknown.startswith(prefix)), key=len, default="")
+            files = " or ".join(str(file) for file in namespace.get(f"{command}config") or () if file is not None)
+            name = unknown.removeprefix(command).partition(".")[0]
             options = [option.removeprefix(command) for option in known if option.startswith(command)]
-            files = ", ".join(str(file) for config in configs for file in namespace[config] or ())
-            message = f"{files}: no option is called {name!r}.{did_you_mean(name, options)}"
+            message = f"{files or '--config'}: no option is called {name!r}.{did_you_mean(name, options)}"
             self.exit(2, plain(f"gradfree: error: {message}\n"))
         super().validate(namespace, *args, **settings)
 

@@ -105,7 +105,8 @@ NO_LESSON = _row(
     "an engine that learns from targets or from the loss itself, without them",
     "{engine} needs the {what} of the batch, not only the gradient of the loss.",
     "Run the backward pass inside `with handle.lesson({what}={given}):`, with {given} {meaning}. In Lightning, handle "
-    "is `self.trainer.strategy.handle`, in a `training_step` with manual optimization.",
+    "is `self.trainer.strategy.handle`, in a `training_step` with manual optimization; the strategy itself gives the "
+    "targets of batches (inputs, targets).",
 )
 NOT_FINITE_BEHIND = _row(
     _PASSES,

@@ -56,7 +56,7 @@ def engine_class(name: str) -> type[Engine]:
         TypeError: the object of this name is not an engine class.
         ImportError: the module of an import path cannot be imported, or has no such class.
     """
-    if name == "autograd" and name not in list_engines():
+    if name == "autograd":
         raise ValueError("'autograd' is a model without an engine: attach none, or 'backprop', which has its gradient.")
     found: type[Engine] = lookup(ENGINES, name, _registered)
     _check(name, found)

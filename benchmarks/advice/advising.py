@@ -60,7 +60,8 @@ def run(
             data = Imported.find(f"{model.partition(':')[0]}:loader").name
     built = Imported.find(model).build()
     modules = dict(built.named_modules(remove_duplicate=False))
-    for path in (path for one in paths or () for path in ([one] if isinstance(one, str) else one)):
+    named = [path for one in paths or () for path in ([one] if isinstance(one, str) else one)]
+    for path in named:
         if path not in modules:
             raise UsageError(f"--chains: {model} has no module {path!r}.{did_you_mean(path, modules)}")
     job = Job(model, data, loss, paths, device) if data else None
@@ -100,7 +101,8 @@ def _engine_names(engines: Paths) -> list[str]:
     """Return the names of the engines to consider: those asked for, by default all."""
     try:
         names = [spelled(name, list_engines()) for name in listed(engines) or list_engines()]
-        return [name for name in names if engine_class(name)]
+        # What engines are compared with anyway.
+        return [name for name in names if name != "autograd" and engine_class(name)]
     except (ImportError, TypeError, ValueError) as error:
         raise UsageError(str(error)) from error
 

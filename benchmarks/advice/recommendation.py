@@ -51,12 +51,11 @@ def advise(standings: Standings, chains: Sequence[str] | None) -> Advice:
             words += f"; with {best.row.label} it is {_faster(best.cost)}"
         return Advice(f"{words}.{hints}", "model.compile()")
     if best is None and standings.untried:
-        tried = len(standings.contestants) - 1 + len(standings.failures)
-        words = (
-            f"Stay with autograd for now: nothing more can be said, as {tried} of {tried + len(standings.untried)} "
-            "settings were timed, and none was faster with its gradient. Give a longer --budget."
-        )
-        return Advice(words + hints, "")
+        timed = len(standings.contestants) - 1
+        every = timed + len(standings.failures) + len(standings.untried)
+        words = f"Stay with autograd for now: {timed} of {every} settings were timed"
+        words += ", none of them faster with autograd's gradient" if timed else ""
+        return Advice(f"{words}. Give a longer --budget.{hints}", "")
     if len(standings.contestants) == 1:
         return Advice(f"Stay with autograd: no engine could be timed.{hints}", "")
     if best is None:
@@ -74,18 +73,17 @@ def advise(standings: Standings, chains: Sequence[str] | None) -> Advice:
 def _best(as_good: Sequence[Contestant]) -> Contestant:
     """Return the fastest contestant, or a more exact one that is as fast when compared with it round by round.
 
-    An exact engine is as fast as an approximate one unless the quartiles say otherwise.
+    Approximate engines count only if one of them is faster than the fastest exact engine beyond the quartiles.
     """
-    fastest = min(as_good, key=lambda c: c.cost["ratio"])
-    exact = [c for c in as_good if is_exact(c.row.engine)]
-    if exact and fastest not in exact:
-        quickest = min(exact, key=lambda c: c.cost["ratio"])
+    fastest = min(as_good, key=_ratio)
+    if exact := [c for c in as_good if is_exact(c.row.engine)]:
+        quickest = min(exact, key=_ratio)
         if _quartiles(statistics(quickest.times, fastest.times))[0] <= 1:
-            return _best(exact)
+            as_good, fastest = exact, quickest
     beside = {c.row.label: statistics(c.times, fastest.times) for c in as_good}
     near = {label for label, b in beside.items() if b["ratio"] <= _AS_FAST and _quartiles(b)[0] <= 1}
     rivals = [c for c in as_good if c.row.label in near]
-    # Of equal cosines, prefer exact engines, then smaller tolerances.
+    # Of equal cosines, prefer smaller tolerances.
     return max(rivals, key=lambda c: (round(c.cosine, _DIGITS), -_tolerance(c), -beside[c.row.label]["ratio"]))
 
 
@@ -95,7 +93,7 @@ def _hints(faster: Sequence[Contestant], best: Contestant | None) -> str:
     # An exact engine has autograd's gradient in every model.
     exact = [c for c in faster if is_exact(c.row.engine) and not _tolerance(c)]
     if best and exact and best not in exact:
-        quickest = min(exact, key=lambda c: c.cost["ratio"])
+        quickest = min(exact, key=_ratio)
         words += f" With exactly autograd's gradient: {quickest.row.label} ({_faster(quickest.cost)})."
     rough = [c for c in faster if c.cosine < AS_GOOD and _quartiles(c.cost)[1] < _least(best)]
     if rough:
@@ -110,6 +108,10 @@ def _hints(faster: Sequence[Contestant], best: Contestant | None) -> str:
 def _tolerance(contestant: Contestant) -> float:
     """Return the tolerance to which the engine solves chains in float32; 0 if it is exact."""
     return contestant.row.create_engine().outputs_within(torch.float32)
+
+
+def _ratio(contestant: Contestant) -> float:
+    return float(contestant.cost["ratio"])
 
 
 def _quartiles(cost: Mapping[str, Any]) -> tuple[float, float]:

@@ -60,8 +60,8 @@ def _with_engines(message: str) -> str:
     if not unknown:
         return message
     near = did_you_mean(unknown[1], StrategyRegistry.available_strategies())
-    engines = ", ".join(list_engines())
-    return f"{unknown[0]} Engines are: {engines}; all but auto also with _ddp, for several devices.{near}"
+    engines = ", ".join("auto_engine" if name == "auto" else name for name in list_engines())
+    return f"{unknown[0]} Engines are: {engines}; each also with _ddp, for several devices.{near}"
 
 
 def _is_refusal(error: BaseException) -> bool:

@@ -96,9 +96,14 @@ def _layers(chart: Chart, styles: Styles, shown: alt.Parameter) -> Iterator[alt.
     tips += [alt.Tooltip("x:N" if at["x"].dtype == pl.String else "x:Q", title=chart.x.title)]
     tips += [alt.Tooltip("y:N" if at["y"].dtype == pl.String else "y:Q", title=chart.y.title)]
     marks = of(at).mark_point(filled=True, size=70 if at.height <= _MANY * len(labels) else 12)
-    if "k" in at.columns and (several := at.filter(pl.col("k").is_not_null(), pl.col("label") != pl.col("row"))).height:
-        named = several.with_columns(text=pl.format("k={}", "k"))
-        yield of(named).mark_text(align="left", dx=8, dy=-8, color=_GREY).encode(x=x, y=y, text="text:N")
+    # Rows that differ only in k share a label.
+    with_k = at.filter(pl.col("k").is_not_null(), pl.col("label") != pl.col("row")) if "k" in at.columns else at.clear()
+    if with_k.height:
+        yield (
+            of(with_k.with_columns(text=pl.format("k={}", "k")))
+            .mark_text(align="left", dx=8, dy=-8, color=_GREY)
+            .encode(x=x, y=y, text="text:N")
+        )
     # The filter must be bound to a layer with a legend.
     yield marks.add_params(shown).encode(x=x, y=y, color=color, shape=shape, tooltip=tips)
 

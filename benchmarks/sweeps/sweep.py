@@ -173,11 +173,9 @@ def _rows(sweep: Sweep, task: Task) -> tuple[list[Row], list[str]]:
     wanted = {name: {} for name in list_engines()} if every else with_options(sweep.engines)
     # Every comparison has this baseline anyway.
     wanted.pop("autograd", None)
-    rows = [
-        row(spelled(name, list_engines()), options)
-        for name, given in wanted.items()
-        for options in _combinations(given)
-    ]
+    known = list_engines()
+    wanted = {spelled(name, known): given for name, given in wanted.items()}
+    rows = [row(name, options) for name, given in wanted.items() for options in _combinations(given)]
     model = task.create_model(0)
     problems = {candidate.label: _problem(candidate, model, task) for candidate in rows}
     refused: dict[str, list[str]] = {}

@@ -102,7 +102,7 @@ def _no_interval(axis: str) -> dict[str, pl.Expr]:
 def _joined(found: pl.DataFrame, facts: pl.DataFrame, figure: Figure, name: str) -> pl.DataFrame:
     """Join a metric's values, where known, and intervals to the points, as ``name``, ``name_low``, ``name_high``."""
     where = {"metric": figure.metric} | ({} if figure.unit is None else {"unit": figure.unit})
-    has_interval = ~pl.col("n").is_between(1, FEWEST - 1)
+    has_interval = (pl.col("n") == 0) | (pl.col("n") >= FEWEST)  # 0 for a median.
     columns = {name: pl.col("value"), **{f"{name}_{end}": pl.when(has_interval).then(end) for end in ("low", "high")}}
     known = select(facts, **where).drop_nulls("value").drop_nans("value")
     values = known.select(*_POINT, **{new: column * figure.factor for new, column in columns.items()})

@@ -174,19 +174,20 @@ class Summary:
             )
         others = {label: self._ratio(label) for label in self._rows[1:] if self._difference(label).n}
         others = {label: ratio for label, ratio in others.items() if not isnan(ratio.value)}
-        known = [label for label in others if self._difference(label).n >= FEWEST]
-        if others and not known:
+        judged = [label for label in others if self._difference(label).n >= FEWEST]
+        if others and not judged:
             best = min(others, key=lambda label: others[label].value)
-            words = f"{verdict.FEW} whether an engine keeps {self._baseline}'s {self.task.score.name}"
-            return f"{name}: {words}; the fastest is {best}: {self.verdict(best)}."
-        kept = [label for label in known if self._is_kept(label)]
+            question = f"{verdict.FEW} whether a row keeps {self._baseline}'s {self.task.score.name}"
+            return f"{name}: {question}; the fastest is {best}: {self.verdict(best)}."
+        kept = [label for label in judged if self._is_kept(label)]
         if not kept:
             return f"{name}: no row comes up to {self._baseline} in {self.task.score.name}." if others else ""
         best = min(kept, key=lambda label: others[label].value)
-        words, kind = self.verdict(best), self.task.score.name
+        words = f"no worse {self.task.score.name} seen"
         if others[best].high < 1:
-            return f"{name}: {best} is the fastest row with no worse {kind} seen: {words}."
-        return f"{name}: no engine was faster than {self._baseline} at the same {kind}; the nearest is {best}: {words}."
+            return f"{name}: {best} is the fastest row with {words}: {self.verdict(best)}."
+        nearest = f"the nearest is {best}: {self.verdict(best)}"
+        return f"{name}: no row is faster than {self._baseline} with {words}; {nearest}."
 
     def _is_kept(self, label: str) -> bool:
         """Return whether a row's score is not significantly worse, and its mean is within the baseline's interval."""

@@ -243,7 +243,7 @@ class Solver(ABC):
 
     @property
     def evaluates(self) -> bool:
-        """Whether an attached model runs otherwise without gradients, too: by sweeps, or with a temperature."""
+        """Whether the engine changes how an attached model runs without gradients; Lightning attaches it there, too."""
         return False
 
     @property

@@ -95,7 +95,7 @@ def largest_of_rows(x: Tensor) -> Tensor:
 
 
 def _larger(low: Tensor, high: Tensor) -> Tensor:
-    """Return the larger absolute value; that of the smallest integer is none of its dtype."""
+    """Return the larger absolute value. The smallest integer has none in its own dtype."""
     if not low.dtype.is_floating_point:
         low, high = low.float(), high.float()
     return torch.maximum(low.abs(), high.abs())

@@ -7,13 +7,14 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from gradfree.chains.refusals import problems_of_attached
 from gradfree.chains.report import Report, path_name
 from gradfree.chains.site import Site
 from gradfree.entries import ENGINES, lookup
 from gradfree.time.cell_layer import ElementwiseCell, or_torchs_layer
-from gradfree.torchside.sharding import is_torchs_own
+from gradfree.torchside.sharding import is_torchs_own, own_class
 from gradfree.wording import did_you_mean
 
 Kinds = Sequence[type[Site]]
@@ -152,35 +153,37 @@ def _choice_problems(modules: Mapping[str, nn.Module], found: Mapping[str, Site]
 def _nothing_found(modules: Mapping[str, nn.Module], kinds: Kinds) -> list[str]:
     evident = ", or ".join(kind.looks_like for kind in kinds if kind.looks_like)
     what = f"the model has no chain that can be found without help: {evident}."
-    of_blocks = any(kind.dimension == "depth" and not kind.of_layers for kind in kinds)
-    if rows := _rows_of_one_class(modules) if of_blocks else []:
-        what += f" If these are its blocks, in this order, name them: chains={[max(rows, key=len)]!r}."
     sites = {
         path: kind(path, module)
         for path, module in modules.items()
         if "parametrizations" not in path.split(".") and (kind := _kind(module, kinds))
     }
     if nameable := [path for path, site in sites.items() if not any(site.problems())]:
-        return [f"{what} What can be named, chains=[...]: {nameable}."]
+        return [f"{what}{_likely_blocks(modules, kinds)} What can be named, chains=[...]: {nameable}."]
     if cells := [*_looped_cells(modules, kinds)]:
         return cells
-    if rows:
-        return [what]
-    if sites:
-        nearest = max(sites.values(), key=lambda site: len(site.blocks))
+    if likely := _likely_blocks(modules, kinds):
+        return [f"{what}{likely}"]
+    nearest = max(sites.values(), key=lambda site: len(site.blocks), default=None)
+    if nearest is not None and nearest.blocks:
         return [f"{what} {next(nearest.problems())}"]
     nothing = "It has none of these. `gradfree advise` tries all engines that fit it."
     return [f"{what} {next((kind.remedy for kind in kinds if kind.remedy), nothing)}"]
 
 
-def _rows_of_one_class(modules: Mapping[str, nn.Module]) -> list[list[str]]:
-    """Return the attributes of each module that are of one class, not one of torch's: they may be blocks."""
-    rows: dict[tuple[str, type], list[str]] = {}
+def _likely_blocks(modules: Mapping[str, nn.Module], kinds: Kinds) -> str:
+    """Return a hint at the attributes of one class, not one of torch's, that have the most parameters; "": none."""
+    rows: dict[tuple[str, type], dict[str, int]] = {}
     for path, module in modules.items():
-        for name, child in () if is_torchs_own(module) else module.named_children():
-            if not is_torchs_own(child):
-                rows.setdefault((path, type(child)), []).append(f"{path}.{name}" if path else name)
-    return [row for row in rows.values() if len(row) > 1]
+        if not is_torchs_own(module):
+            for name, child in module.named_children():
+                size = sum(p.numel() for p in child.parameters() if not is_lazy(p))
+                if size and not is_torchs_own(child):
+                    rows.setdefault((path, own_class(child)), {})[f"{path}.{name}" if path else name] = size
+    row = max((row for row in rows.values() if len(row) > 1), key=lambda row: sum(row.values()), default={})
+    if not row or all(kind.dimension == "time" or kind.of_layers for kind in kinds):
+        return ""
+    return f" If these are its blocks, in this order, name them: chains={[list(row)]!r}."
 
 
 def _path_problems(
@@ -194,6 +197,10 @@ def _path_problems(
         if path not in modules:
             hint = did_you_mean(path, candidates) or f" Possible chains: {candidates or 'none'}."
             yield f"the model has no module {path!r}.{hint}"
+    for row in rows:
+        named = {path: modules[path] for path in row if path in modules}
+        if named and all(kind.of_row(named) is None for kind in kinds):
+            yield f"{list(row)!r} is a list of blocks, but a chain for this engine is {chain}."
     blocks = []
     for path in (path for path in dict.fromkeys(paths) if path in modules and path not in candidates):
         cell = [*_looped_cells({path: modules[path]}, kinds)]
@@ -201,10 +208,11 @@ def _path_problems(
         blocks += [] if cell else [path]
     if blocks:
         classes = ", ".join(dict.fromkeys(type(modules[path]).__name__ for path in blocks))
+        in_time = all(kind.dimension == "time" for kind in kinds)
+        row = "" if in_time else f", or a list of blocks: {[blocks if len(blocks) > 1 else ['b1', 'b2']]}"
         yield (
             f"{', '.join(map(repr, blocks))} {'is' if len(blocks) == 1 else 'are'} of class {classes}, but a chain for "
-            f"this engine is {chain}. Possible chains: {candidates or 'none'}, or a list of blocks: "
-            f"{[blocks if len(blocks) > 1 else ['b1', 'b2']]}."
+            f"this engine is {chain}. Possible chains: {candidates or 'none'}{row}."
         )
 
 

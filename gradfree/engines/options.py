@@ -11,7 +11,7 @@ from gradfree.wording import no_such
 
 
 def check_count(engine: object, option: str, least: int, word: str | None = None) -> None:
-    """Raise if an option is not a whole number of at least ``least``; convert numpy's integers to ``int``.
+    """Raise if an option is neither ``word`` nor a whole number of at least ``least``; convert numpy's to ``int``.
 
     Args:
         engine: has the option as an attribute.
@@ -32,7 +32,7 @@ def whole_number(engine: object, option: str, least: int, word: str | None = Non
     """
     value = getattr(engine, option)
     if isinstance(value, bool) or not isinstance(value, Integral):
-        allowed = f"{'' if word is None else f'{word!r} or '}an int of at least {least}"
+        allowed = _or_word(word, f"an int of at least {least}")
         raise TypeError(f"{type(engine).__name__}: {option} must be {allowed}, not {value!r}.")
     if value < least:
         raise ValueError(f"{type(engine).__name__}: {option} must be at least {least}, not {value}.")
@@ -58,7 +58,7 @@ def check_number(engine: object, option: str, allowed: str) -> None:
 
 
 def check_positive(engine: Engine, option: str, most: float | None = None, word: str | None = None) -> None:
-    """Raise if an option is not a positive, finite number, of at most ``most``, nor ``word``.
+    """Raise if an option is neither ``word`` nor a positive, finite number of at most ``most``.
 
     Raises:
         TypeError: not a number.
@@ -66,7 +66,7 @@ def check_positive(engine: Engine, option: str, most: float | None = None, word:
     """
     if word is not None and getattr(engine, option) == word:
         return
-    check_number(engine, option, f"{'' if word is None else f'{word!r} or '}a positive number")
+    check_number(engine, option, _or_word(word, "a positive number"))
     value = getattr(engine, option)
     if not (value > 0 and isfinite(value)):
         raise ValueError(f"{type(engine).__name__}: {option} must be positive and finite, not {value}.")
@@ -79,3 +79,7 @@ def check_choice(engine: Engine, option: str, allowed: Iterable[str]) -> None:
     value = getattr(engine, option)
     if value not in allowed:
         raise ValueError(f"{type(engine).__name__}: {no_such(option, str(value), allowed)}")
+
+
+def _or_word(word: str | None, numbers: str) -> str:
+    return numbers if word is None else f"{word!r} or {numbers}"

@@ -29,8 +29,8 @@ _KEY = "gradfree"
 class EngineMixin:
     """A strategy with an engine; the mixin comes before the strategy class among the bases.
 
-    The engine is attached during ``fit``. One that is faster in recurrent layers without gradients, too, is also
-    attached during ``validate``, ``test`` and ``predict``.
+    The engine is attached during ``fit``. One that changes how a model runs without gradients, too, is also attached
+    during ``validate``, ``test`` and ``predict``.
 
     Args:
         engine: an engine's name, or an engine.

@@ -179,8 +179,8 @@ def _stacked_leaf(ys: Sequence[Tensor], name: str) -> Tensor:
         if other is None:
             raise
         raise TypeError(
-            f"{name} returns a y of shape {tuple(first)} at the first step and of {tuple(other)} at another: all steps "
-            "must return the same. The step takes the carry first, step(carry, x)."
+            f"{name} returns a y of shape {tuple(first)} at the first step and of {tuple(other)} at another. All steps "
+            "must return the same."
         ) from error
 
 

@@ -225,11 +225,12 @@ class SequentialRow:
             return "they have hooks or another forward"
         if self._changes > _CHANGES:
             return "their attributes change from pass to pass"
+        first: dict[int, int] = {}  # Which tensors are tied to which.
         key: Hashable = (
             (state.shape, state.dtype, state.device),
             tuple([m.training for m in self._modules]),
             tuple([None if t is None else (t.requires_grad, t.dtype) for t in tensors]),
-            len(set(map(id, tensors))),
+            tuple([first.setdefault(id(t), n) for n, t in enumerate(tensors)]),
         )
         if key not in self._plans:
             # The blocks may draw random numbers as they are looked at.

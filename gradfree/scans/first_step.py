@@ -164,7 +164,7 @@ def run_first_step(loop: Loop, scratch: bool) -> FirstStep:
 def _shape_problem(init: Any, carry: Any) -> str | None:
     (before, spec), (after, other) = tree_flatten(init), tree_flatten(carry)
     if spec != other:
-        return "returns a carry of another structure than it takes (of a dict, keys in another order count)"
+        return "returns a carry of another structure than it takes; the order of a dict's keys counts"
     for old, new in zip(before, after, strict=True):
         if old is None and new is None:
             continue

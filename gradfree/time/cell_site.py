@@ -150,9 +150,10 @@ class CellRecorder:
             return type(self.layer).unroll(self.layer, x, parts, padding)
         if padding is not None and len(parts) > 1:
             others = "Use 'shooting', 'backprop', 'newton' or 'auto'."
+            no_other = "No engine does: detach the engine for such passes, or leave the layer out, chains=[...]."
             raise ChainError(
                 f"{self.where} has a state of several tensors, which this engine does not support with packed "
-                f"sequences or resets. {'Detach it.' if isinstance(self.layer.cell, ElementwiseCell) else others}"
+                f"sequences or resets. {no_other if isinstance(self.layer.cell, ElementwiseCell) else others}"
             )
         self.single_steps.count(len(x))
         refuse_transforms(self.where)

@@ -61,6 +61,24 @@ class Branch(nn.Module):
         return x + self.inner(x)
 
 
+def blocks_beside_norms():
+    model = blocks_as_attributes()
+    model.norm1, model.norm2, model.norm3 = (Scale() for _ in range(3))
+    return model
+
+
+class Scale(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(3))
+
+
+def metrics_and_an_empty_container():
+    model = layers_as_attributes()
+    model.accuracy, model.recall, model.skip = Bare(), Bare(), nn.Sequential()
+    return model
+
+
 def layers_as_attributes():
     model = Bare()
     model.fc1, model.fc2 = nn.Linear(3, 3), nn.Linear(3, 3)
@@ -90,6 +108,8 @@ CASES = {
         None,
         "in this order, name them: chains=[['layer1', 'layer2']]. What can be named, chains=[...]: ['layer1.inner', ",
     ),
+    "blocks beside norms": (blocks_beside_norms, None, "name them: chains=[['layer1', 'layer2']]. What can be named"),
+    "no blocks": (metrics_and_an_empty_container, None, "LSTM. Put its blocks into one, or name them in order"),
     "parametrized layers": (parametrized_layers, None, "What can be named, chains=[...]: ['']."),
     "overlapping": (lambda: nn.Sequential(nn.Sequential(Plain()), Plain()), ["", "0"], "the chains '' and '0' share a"),
 }
@@ -111,6 +131,13 @@ def test_an_unsupported_chain_is_refused_with_path_and_remedy(case):
     make, chains, message = (CASES | OF_LAYERS)[case]
     engine = HIGHWAY if case in CASES else gradfree.create_engine("foton")
     assert message in refused(engine, make(), chains)
+
+
+@pytest.mark.parametrize("engine", ["shooting", "rtrl"])
+def test_an_engine_for_time_takes_no_list_of_blocks(engine):
+    engine, model = gradfree.create_engine(engine), nn.ModuleDict({"a": Plain(), "b": Plain()})
+    assert "['a', 'b'] is a list of blocks, but a chain for this engine is " in refused(engine, model, [["a", "b"]])
+    assert refused(engine, model, ["a", "b"]).endswith("Possible chains: none.")
 
 
 def test_a_scripted_model_is_refused():

@@ -122,6 +122,8 @@ def test_an_unknown_key_of_a_configuration_file_is_named_with_the_file_and_the_n
     code, out, err = outcome(capsys, "bench", "run", "--config", str(file))
     assert (code, out) == (2, "")
     assert err == f"gradfree: error: {file}: no option is called 'engins'. Did you mean 'engines'?\n"
+    code, _, err = outcome(capsys, "bench", "run", "--config", "{sedes: 1, engins: fa}")
+    assert (code, err) == (2, "gradfree: error: --config: no option is called 'engins'. Did you mean 'engines'?\n")
 
 
 def test_a_missing_device_is_refused_before_anything_starts(capsys, monkeypatch, tmp_path):

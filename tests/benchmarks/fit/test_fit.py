@@ -90,7 +90,7 @@ def test_a_resumed_run_has_equal_losses(tmp_path):
     ("arguments", "message"),
     [
         (["--trainer.strategy=highwaybp"], "invalid strategy name"),
-        (["--trainer.strategy=highway-bp"], "also with _ddp, for several devices. Did you mean 'highway_bp'?"),
+        (["--trainer.strategy=highway-bp"], "each also with _ddp, for several devices. Did you mean 'highway_bp'?"),
         (["--trainer.strategy=pepita"], "PEPITA cannot be attached"),
         (["--ckpt_path=nowhere.ckpt"], "nowhere.ckpt"),
         (["--model.depht=3"], "depht"),

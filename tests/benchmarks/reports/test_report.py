@@ -117,7 +117,7 @@ def test_the_command_report_prints_and_writes_the_report(tmp_path, monkeypatch, 
     ("ratio", "answer"),
     [
         (0.5, "highway_bp k=1 is the fastest row with no worse accuracy seen: 2.00× faster than autograd at 2.50× the"),
-        (1.5, "no engine was faster than autograd at the same accuracy; the nearest is backprop via chain: 1.25×"),
+        (1.5, "no row is faster than autograd with no worse accuracy seen; the nearest is backprop via chain: 1.25×"),
     ],
 )
 def test_a_report_begins_with_the_answer(ratio, answer):
@@ -135,7 +135,7 @@ def test_fewer_than_three_seeds_say_nothing_about_the_score():
     records = {name: record for name, record in RECORDS.items() if record["seeds"] != [2]}
     section = section_of(*SUITE, records)
     assert section.answer == (
-        "points, 7 steps: too few seeds to tell whether an engine keeps autograd's accuracy; the fastest is highway_bp "
+        "points, 7 steps: too few seeds to tell whether a row keeps autograd's accuracy; the fastest is highway_bp "
         "k=1: 2.00× faster than autograd at 2.50× the memory, accuracy -10.50 (too few seeds to tell)."
     )
     assert [row[1].partition(" ")[2] for row in table_rows(markdown(section))[:3]] == ["± –"] * 3
