@@ -173,6 +173,8 @@ def _nothing_found(modules: Mapping[str, nn.Module], kinds: Kinds) -> list[str]:
 
 def _likely_blocks(modules: Mapping[str, nn.Module], kinds: Kinds) -> str:
     """Return a hint at the attributes of one class, not one of torch's, that have the most parameters; "": none."""
+    if all(kind.dimension == "time" or kind.of_layers for kind in kinds):
+        return ""
     rows: dict[tuple[str, type], dict[str, int]] = {}
     for path, module in modules.items():
         if not is_torchs_own(module):
@@ -181,9 +183,7 @@ def _likely_blocks(modules: Mapping[str, nn.Module], kinds: Kinds) -> str:
                 if size and not is_torchs_own(child):
                     rows.setdefault((path, own_class(child)), {})[f"{path}.{name}" if path else name] = size
     row = max((row for row in rows.values() if len(row) > 1), key=lambda row: sum(row.values()), default={})
-    if not row or all(kind.dimension == "time" or kind.of_layers for kind in kinds):
-        return ""
-    return f" If these are its blocks, in this order, name them: chains={[list(row)]!r}."
+    return f" If these are its blocks, in this order, name them: chains={[list(row)]!r}." if row else ""
 
 
 def _path_problems(
@@ -209,10 +209,10 @@ def _path_problems(
     if blocks:
         classes = ", ".join(dict.fromkeys(type(modules[path]).__name__ for path in blocks))
         in_time = all(kind.dimension == "time" for kind in kinds)
-        row = "" if in_time else f", or a list of blocks: {[blocks if len(blocks) > 1 else ['b1', 'b2']]}"
+        or_row = "" if in_time else f", or a list of blocks: {[blocks if len(blocks) > 1 else ['b1', 'b2']]}"
         yield (
             f"{', '.join(map(repr, blocks))} {'is' if len(blocks) == 1 else 'are'} of class {classes}, but a chain for "
-            f"this engine is {chain}. Possible chains: {candidates or 'none'}{row}."
+            f"this engine is {chain}. Possible chains: {candidates or 'none'}{or_row}."
         )
 
 
