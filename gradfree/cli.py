@@ -86,9 +86,9 @@ def _describe(group: str, arguments: Sequence[str]) -> None:
     what = group.removeprefix("gradfree.")
     parser = ArgumentParser(f"gradfree {what}", description=f"List the {what}, or describe the named ones.")
     parser.add_argument("names", nargs="*", help="names from the list")
-    names = parser.parse_args(arguments).names
+    names = [spelled(name, entries(group)) for name in parser.parse_args(arguments).names]
     try:
-        chosen = [(name, lookup(group, name)) for name in [spelled(given, entries(group)) for given in names]]
+        chosen = [(name, lookup(group, name)) for name in names]
     except (ValueError, ImportError) as error:
         raise UsageError(error) from None
     for name, entry in chosen:

@@ -11,18 +11,17 @@ from gradfree.benchmarks.records.records import RecordFile
 from gradfree.benchmarks.reports.publication import publish
 from gradfree.benchmarks.reports.report import SuiteReport
 from gradfree.benchmarks.running.runner import RECORDS
-from gradfree.benchmarks.suites.index import SUITES
+from gradfree.benchmarks.suites.index import suite_name
 from gradfree.benchmarks.sweeps.axes import RunRequest, Sweep
 from gradfree.benchmarks.sweeps.sweep import comparisons_of
 from gradfree.benchmarks.tables.experiment import Suite
 from gradfree.cli import UsageError
-from gradfree.wording import spelled
 
 
 def report(suite: str | None, out: Path | None) -> None:
     """Print the tables of a folder's records and write the report's files."""
     kept = RunRequest.load(out) if out and not suite else None
-    request = kept or RunRequest(Sweep(), suite=spelled(suite or "quick", SUITES))
+    request = kept or RunRequest(Sweep(), suite=suite_name(suite))
     folder = out or request.folder
     file = RecordFile(folder / RECORDS)
     if write_report(comparisons_of(request), file, request):

@@ -18,7 +18,7 @@ from gradfree.benchmarks.records.names import without_sources
 from gradfree.benchmarks.records.records import Record, RecordFile, error_of
 from gradfree.benchmarks.running.runner import RECORDS, count_finished, finished_in, run_cases
 from gradfree.benchmarks.running.workers import Executor, run_here
-from gradfree.benchmarks.suites.index import SUITES
+from gradfree.benchmarks.suites.index import suite_name
 from gradfree.benchmarks.sweeps.axes import RunRequest, command_of
 from gradfree.benchmarks.sweeps.sweep import comparisons_of
 from gradfree.benchmarks.tables.experiment import Suite, cases
@@ -26,7 +26,6 @@ from gradfree.benchmarks.tasks.imported import names_a_function
 from gradfree.benchmarks.training.comparison import Comparison
 from gradfree.cli import UsageError
 from gradfree.extras import MissingExtra, needs_extra, require
-from gradfree.wording import spelled
 
 
 def run(
@@ -49,7 +48,7 @@ def run(
         raise UsageError(f"--data {loader} needs a model of yours: --model module:function.")
     if sweep.named and request.suite:
         raise UsageError(f"--suite {request.suite} has its own cases: leave it out, or --{', --'.join(sweep.named)}.")
-    named = None if sweep.named else spelled(request.suite or "quick", SUITES)
+    named = None if sweep.named else suite_name(request.suite)
     kept = replace(request, loader=loader, suite=named)
     flags = {name: getattr(sweep, name) for name in sweep.named}
     flags |= {"suite": kept.suite, "seeds": seeds, "device": device, "data": data}

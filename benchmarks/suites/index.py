@@ -29,6 +29,7 @@ from gradfree.benchmarks.timing.conditions import CONDITIONS, conditions
 from gradfree.benchmarks.timing.recurrent_layers import RecurrentLayer, layers
 from gradfree.benchmarks.timing.timed import Timings
 from gradfree.benchmarks.training.comparison import Comparison
+from gradfree.wording import spelled
 
 _BACKPROP = (BACKPROP, Row("backprop via chain", "backprop", {}))
 _highway = partial(iterated, "highway_bp")
@@ -109,3 +110,8 @@ SUITES: dict[str, Suite] = {
     "dsf-wikitext-small": DSF_WIKITEXT_SMALL,
     "foton-depth-small": FOTON_DEPTH_SMALL,
 }
+
+
+def suite_name(given: str | None) -> str:
+    """Return the name of the suite that ``given`` asks for, with ``-`` or ``_``; by default "quick"."""
+    return spelled(given or "quick", SUITES)

@@ -169,11 +169,10 @@ def _label(name: str, options: Mapping[str, Any]) -> str:
 
 def _rows(sweep: Sweep, task: Task) -> tuple[list[Row], list[str]]:
     """Return each engine that the model allows with each combination of its options, and why others are left out."""
-    every = sweep.engines is None or sweep.engines == "all"
-    wanted = {name: {} for name in list_engines()} if every else with_options(sweep.engines)
+    known, every = list_engines(), sweep.engines is None or sweep.engines == "all"
+    wanted = {name: {} for name in known} if every else with_options(sweep.engines)
     # Every comparison has this baseline anyway.
     wanted.pop("autograd", None)
-    known = list_engines()
     wanted = {spelled(name, known): given for name, given in wanted.items()}
     rows = [row(name, options) for name, given in wanted.items() for options in _combinations(given)]
     model = task.create_model(0)

@@ -158,11 +158,12 @@ def _nothing_found(modules: Mapping[str, nn.Module], kinds: Kinds) -> list[str]:
         for path, module in modules.items()
         if "parametrizations" not in path.split(".") and (kind := _kind(module, kinds))
     }
+    likely = _likely_blocks(modules, kinds)
     if nameable := [path for path, site in sites.items() if not any(site.problems())]:
-        return [f"{what}{_likely_blocks(modules, kinds)} What can be named, chains=[...]: {nameable}."]
+        return [f"{what}{likely} What can be named, chains=[...]: {nameable}."]
     if cells := [*_looped_cells(modules, kinds)]:
         return cells
-    if likely := _likely_blocks(modules, kinds):
+    if likely:
         return [f"{what}{likely}"]
     nearest = max(sites.values(), key=lambda site: len(site.blocks), default=None)
     if nearest is not None and nearest.blocks:
