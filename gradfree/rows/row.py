@@ -186,7 +186,7 @@ class SequentialRow:
         self._chain.check(self.blocks[0][1])
         settings = self._watched()
         # In the order of tensors_of().
-        found = [t for m in self._modules for own in (m._parameters, m._buffers) for t in own.values()]
+        found = [named for m in self._modules for own in (m._parameters, m._buffers) for named in own.items()]
         plan = self._plan(input, found, settings)
         if isinstance(plan, str):
             if self._chain.attachment.batched is True:
@@ -196,7 +196,7 @@ class SequentialRow:
                     f"{plan}. Use batched='auto', which batches blocks where this is possible and faster."
                 )
             return self._one_by_one(input)
-        tensors = [t for t in found if t is not None]
+        tensors = [t for _, t in found if t is not None]
         parameters = list({id(t): t for t in tensors if t.requires_grad}.values())
         out = _Blocks.apply(self._chain, plan, tensors, input, *parameters)
         if settings.changed():
@@ -217,7 +217,7 @@ class SequentialRow:
             and (state.requires_grad or any(t.requires_grad for t in self._container.parameters()))
         )
 
-    def _plan(self, state: Tensor, tensors: Sequence[Tensor | None], settings: Settings) -> RowPlan | str:
+    def _plan(self, state: Tensor, tensors: Sequence[tuple[str, Tensor | None]], settings: Settings) -> RowPlan | str:
         """Return the plan of this pass, or a string: why the blocks run one by one."""
         hooked = global_hooks() or any(len(hooks) != count for hooks, count in self._hooks)
         replaced = any("forward" in vars(module) for module in self._modules)
@@ -229,8 +229,9 @@ class SequentialRow:
         key: Hashable = (
             (state.shape, state.dtype, state.device),
             tuple([m.training for m in self._modules]),
-            tuple([None if t is None else (t.requires_grad, t.dtype) for t in tensors]),
-            tuple([first.setdefault(id(t), n) for n, t in enumerate(tensors)]),
+            # A layer that gives up an old parametrization registers its parameter again, as its last one.
+            tuple([(name, t if t is None else (t.requires_grad, t.dtype, t.shape)) for name, t in tensors]),
+            tuple([first.setdefault(id(t), n) for n, (_, t) in enumerate(tensors)]),
         )
         if key not in self._plans:
             # The blocks may draw random numbers as they are looked at.

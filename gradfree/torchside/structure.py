@@ -14,7 +14,7 @@ from torch.func import functional_call
 MODULE_ATTRIBUTES = {*vars(nn.Module())}
 """The attributes that every module has."""
 
-_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks", "_state_dict_hooks")
+_HOOKS = [name for name, value in vars(nn.Module()).items() if isinstance(value, dict) and "hook" in name]
 
 
 def held_by(own: dict[str, Any]) -> Iterator[Any]:
@@ -38,7 +38,7 @@ def structure_of(block: nn.Module, *, own_settings: bool = False) -> nn.Module:
         like = torch.empty_like(tensor, device="meta")
         known[id(tensor)] = nn.Parameter(like, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else like
     for module in block.modules():
-        known.update((id(getattr(module, name)), OrderedDict()) for name in _HOOKS)
+        known.update((id(vars(module)[name]), OrderedDict()) for name in _HOOKS if name in vars(module))
     return copy.deepcopy(block, known)
 
 

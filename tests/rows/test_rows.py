@@ -5,6 +5,7 @@ import random
 import weakref
 from concurrent.futures import ThreadPoolExecutor
 from functools import reduce
+from threading import Lock
 
 import numpy
 import pytest
@@ -318,3 +319,61 @@ def test_each_thread_has_its_own_structure():
     with ThreadPoolExecutor(1) as pool:
         assert pool.submit(lambda: plan.structure).result() is not plan.structure
     assert plan.structure is plan.structure
+
+
+class Loading(LayeredModel):
+    """Its blocks have hooks that are methods of the whole model, which cannot be copied."""
+
+    def __init__(self):
+        super().__init__(*(Plain() for _ in range(L)))
+        self.lock = Lock()
+        for block in self.blocks:
+            block.register_load_state_dict_pre_hook(self.around)
+            block.register_load_state_dict_post_hook(self.around)
+            block.register_state_dict_pre_hook(self.around)
+
+    def around(self, *_):
+        pass
+
+
+def test_hooks_around_states_are_no_part_of_a_row():
+    model, x = Loading(), torch.randn(4, 6)
+    expected = gradients(model, lambda: model(x))
+    with attach(model):
+        assert is_row(model(x))
+        assert_equal_gradients(gradients(model, lambda: model(x)), expected)
+
+
+class Gated(Plain):
+    """Two weights with equal values, which may be mistaken for one another."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = (nn.Parameter(torch.zeros(6)) for _ in range(2))
+
+    def forward(self, x):
+        return x + self.first * torch.tanh(self.linear(x)) + self.second * torch.sin(x)
+
+
+@pytest.mark.parametrize("which", [[2], range(L)])
+def test_a_parameter_that_is_registered_again_keeps_its_gradient(which):
+    """As the last one: weights that are pruned, or no longer normed, are."""
+    model, x = net(Gated), torch.randn(4, 6)
+    with attach(model, batched="auto"):
+        gradients(model, lambda: model(x))
+        for n in which:
+            first = model.blocks[n].first
+            del model.blocks[n].first
+            model.blocks[n].first = first
+        found = gradients(model, lambda: model(x))
+    assert_equal_gradients(found, gradients(model, lambda: model(x)))
+
+
+def test_weights_that_get_other_shapes_are_no_row_any_more():
+    model, x = LayeredModel(*(nn.Sequential(nn.Linear(6, 8), nn.Linear(8, 6)) for _ in range(L))), torch.randn(4, 6)
+    with attach(model, batched="auto"):
+        gradients(model, lambda: model(x))
+        wide, narrow = model.blocks[2]
+        wide.weight.data, wide.bias.data, narrow.weight.data = wide.weight[:5], wide.bias[:5], narrow.weight[:, :5]
+        found = gradients(model, lambda: model(x))
+    assert_equal_gradients(found, gradients(model, lambda: model(x)))
