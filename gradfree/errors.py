@@ -259,6 +259,13 @@ SHARED_WEIGHT = _row(
     "Untie them: give one of them a copy. Or train on one rank.",
 )
 
+INPUT_OF_TRAINED = _row(
+    _RANKS,
+    "inputs computed by weights outside of the model",
+    "the model gets a tensor of shape {shape} that needs a gradient and is computed from others, or is a weight: only "
+    "the first rank would get its gradient.",
+    "Move the modules that compute it into the model, or detach it.",
+)
 BETWEEN = _row(
     _RANKS,
     "anything computed between blocks",

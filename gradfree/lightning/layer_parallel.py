@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import fields
 from typing import Any
 
 import torch
@@ -22,8 +21,9 @@ from gradfree.chains.handle import Handle
 from gradfree.engines.discovery import Chains
 from gradfree.engines.engine import Engine
 from gradfree.errors import ChainError
+from gradfree.lightning.strategies import split_options
 from gradfree.ranks.stage import Stage, layer_parallel, stage_of
-from gradfree.registry import engine_class, resolve_engine
+from gradfree.registry import resolve_engine
 
 
 class LayerParallelStrategy(DDPStrategy):
@@ -43,6 +43,10 @@ class LayerParallelStrategy(DDPStrategy):
         residual: as in :meth:`gradfree.Engine.attach`.
         **options: the engine's, if it is given by name, and those of ``DDPStrategy``.
 
+    Raises:
+        TypeError: an option that neither of them has.
+        ValueError: ``stages`` is not a number of devices.
+
     Attributes:
         stage: this device's part of the model, once the Trainer has set it up.
     """
@@ -60,11 +64,11 @@ class LayerParallelStrategy(DDPStrategy):
     ):
         if stages is not None and (isinstance(stages, bool) or not isinstance(stages, int) or stages < 1):
             raise ValueError(f"LayerParallelStrategy: stages must be a number of devices, not {stages!r}.")
-        known = {f.name for f in fields(engine_class(engine))} if isinstance(engine, str) else set()
-        self.engine = resolve_engine(engine, {name: options.pop(name) for name in list(options) if name in known})
+        own, others = split_options(type(self).__name__, DDPStrategy, engine, options)
+        self.engine = resolve_engine(engine, own)
         self.stages, self._path = stages, model
         self._placed: dict[str, Any] = {"chains": chains, "costs": costs, "residual": residual}
-        super().__init__(**options)
+        super().__init__(**others)
 
     stage: Stage | None = None
     _mesh: DeviceMesh | None = None
@@ -100,6 +104,13 @@ class LayerParallelStrategy(DDPStrategy):
                 "LayerParallelStrategy: sync_batchnorm=True would make the BatchNorms of different blocks wait for "
                 "each other. Leave it out."
             )
+        averages = {"WeightAveraging", "StochasticWeightAveraging"}
+        for callback in trainer.callbacks:
+            if averages & {kind.__name__ for kind in type(callback).__mro__}:
+                raise ValueError(
+                    f"LayerParallelStrategy: {type(callback).__name__} has copied the whole model, and each device has "
+                    "a part. Leave it out."
+                )
         assert self.accelerator is not None
         assert self._mesh is not None
         # First, since placeholders for other devices' weights copy the present dtype and device.

@@ -10,8 +10,12 @@ from dataclasses import fields
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
+from inspect import Parameter, signature
 from itertools import product
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
+
+import torch
+from torch.nn.parallel import DistributedDataParallel
 
 from gradfree.chains.handle import Handle
 from gradfree.chains.lesson import Lesson
@@ -20,10 +24,45 @@ from gradfree.engines.engine import Engine, named_baseline
 from gradfree.registry import engine_class, list_engines, resolve_engine
 from gradfree.wording import did_you_mean
 
-if TYPE_CHECKING:
-    import torch
-
 _KEY = "gradfree"
+
+
+def split_options(
+    name: str, base: type, engine: str | Engine, options: dict[str, Any]
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the options of the engine, and those of a strategy class.
+
+    Args:
+        name: the strategy's, for messages.
+        base: the strategy class of Lightning.
+        engine: an engine's name, or an engine, which takes no more options.
+        options: of both.
+
+    Raises:
+        TypeError: an option that neither of them has.
+    """
+    own = [f.name for f in fields(engine_class(engine))] if isinstance(engine, str) else []
+    others = _options_of(base)
+    for option in options:
+        if others is not None and option not in own and option not in others:
+            raise TypeError(
+                f"{name}: unexpected argument {option!r}. Options of {engine!r}: {', '.join(own) or 'none'}."
+                + did_you_mean(option, [*own, *others])
+            )
+    for_engine = {option: value for option, value in options.items() if option in own}
+    return for_engine, {option: value for option, value in options.items() if option not in own}
+
+
+def _options_of(base: type) -> list[str] | None:
+    """Return the names of the options of a strategy class; ``None`` if it may hand on others, to what is not known."""
+    own: Any = base
+    found = [*signature(own).parameters.values()]
+    if all(p.kind is not Parameter.VAR_KEYWORD for p in found):
+        return [p.name for p in found]
+    kinds: list[Any] = [kind for kind in base.__mro__ if "__init__" in vars(kind)]
+    if all(kind.__name__ != "DDPStrategy" for kind in kinds):
+        return None
+    return [name for kind in (*kinds, DistributedDataParallel) for name in signature(kind).parameters]
 
 
 class EngineMixin:
@@ -56,14 +95,8 @@ class EngineMixin:
         residual: float | None = None,
         **options: Any,
     ):
-        known = [f.name for f in fields(engine_class(engine))] if isinstance(engine, str) else []
-        own = {name: options.pop(name) for name in list(options) if name in known}
-        try:
-            super().__init__(**options)
-        except TypeError as error:
-            near = "".join(did_you_mean(name, known) for name in options)
-            message = f"{type(self).__name__}: {error}. Options of {engine!r}: {', '.join(known) or 'none'}.{near}"
-            raise TypeError(message) from None
+        own, others = split_options(type(self).__name__, self._base, engine, options)
+        super().__init__(**others)
         self.engine = resolve_engine(engine, own)
         self.chains, self.batched, self.residual = chains, batched, residual
         self.handle = Handle()

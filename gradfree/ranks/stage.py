@@ -21,7 +21,7 @@ from gradfree.depth.depth_pass import recorded_links
 from gradfree.depth.ports import port_of, replaced, tensors_in
 from gradfree.engines.discovery import Chains, validate
 from gradfree.engines.engine import Engine
-from gradfree.errors import BETWEEN, EXACT_ON_RANKS, ChainError
+from gradfree.errors import BETWEEN, EXACT_ON_RANKS, INPUT_OF_TRAINED, ChainError
 from gradfree.ranks.crossings import Sent
 from gradfree.ranks.messages import OUTPUTS, Messages, group_of
 from gradfree.ranks.model_part import ModelPart
@@ -31,6 +31,7 @@ from gradfree.ranks.rank_pass import RankPass
 from gradfree.registry import resolve_engine
 from gradfree.torchside.guards import refuse_transforms
 from gradfree.torchside.private import after_backward, checkpointed, recomputed
+from gradfree.torchside.random_state import seeded_by_one_draw
 
 
 def layer_parallel(
@@ -73,7 +74,7 @@ def layer_parallel(
     solver = resolve_engine(engine, options)
     site = _site(model, solver, chains, residual, messages.count)
     placement = place(model, site, messages.count, costs)
-    messages.agree({"the engine": repr(solver)} | _facts(model, placement))
+    messages.agree({"the engine": repr(solver), "residual": repr(residual)} | _facts(model, placement))
     return Stage(model, solver, placement, messages, residual)
 
 
@@ -115,18 +116,26 @@ class Stage(ModelPart):
         model.forward = self.forward
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the model's forward up to this rank's last block, and return the outputs of the last rank."""
+        """Run the model's forward up to this rank's last block, and return the outputs of the last rank.
+
+        Each rank runs other modules, so random numbers in them are drawn apart: behind it all ranks draw the same ones.
+        """
         refuse_transforms("the model")
         if checkpointed():
             raise ChainError(
                 "a checkpoint runs the whole model, and would run it again on each rank at another time. Put "
                 "checkpoints inside of the model, around its blocks."
             )
+        if torch.is_grad_enabled() and self.messages.count > 1:
+            for given in tensors_in([args, kwargs]):
+                if given.requires_grad and (not given.is_leaf or isinstance(given, nn.Parameter)):
+                    raise INPUT_OF_TRAINED.error(shape=tuple(given.shape))
         self.messages.settle()
         self._number += 1
         rank_pass = RankPass(self, self._ports, self._number)
         try:
-            out, sent = self._run(rank_pass, args, kwargs), rank_pass.sent()
+            with seeded_by_one_draw(self.device):
+                out, sent = self._run(rank_pass, args, kwargs), rank_pass.sent()
             return self._shared(out, rank_pass.number, sent) if self.messages.count > 1 else out
         finally:
             self._pass = None

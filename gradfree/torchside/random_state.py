@@ -12,6 +12,25 @@ import torch
 from gradfree.devices.hardware import random_state, set_random_state
 
 
+@contextmanager
+def seeded_by_one_draw(device: torch.device) -> Iterator[None]:
+    """Seed torch's generators inside the ``with`` by one number that is drawn, and go on behind it as after that draw.
+
+    Processes with equal states have equal ones inside and behind it, however much each of them draws inside.
+
+    Args:
+        device: whose generator is restored, besides the CPU's.
+    """
+    seed = int(torch.randint(2**62, (), dtype=torch.int64, device="cpu"))
+    states = {each: random_state(each) for each in {torch.device("cpu"), device}}
+    torch.manual_seed(seed)
+    try:
+        yield
+    finally:
+        for each, state in states.items():
+            set_random_state(each, state)
+
+
 class RandomState:
     """The present random states of Python, numpy, and torch's generators of the CPU and of ``devices``, of any type."""
 

@@ -113,6 +113,11 @@ def test_wrong_options_raise_and_list_the_known_ones():
         gradfree.lightning.EngineStrategy("highway_bp", iteration=4)
     with pytest.raises(TypeError, match=r"Did you mean 'iterations'\?"):
         gradfree.lightning.EngineStrategy("highway_bp", iteration=4)
+    for kind in (gradfree.lightning.EngineDDPStrategy, gradfree.lightning.LayerParallelStrategy):
+        with pytest.raises(TypeError, match=rf"^{kind.__name__}: .*'iteration'.*Did you mean 'iterations'\?"):
+            kind("highway_bp", iteration=4)
+        with pytest.raises(TypeError, match=r"Did you mean 'static_graph'\?"):
+            kind("highway_bp", static_graphs=True)
     with pytest.raises(ValueError, match="no engine is called 'highway'"):
         gradfree.lightning.EngineStrategy("highway")
     for base in (dict, lightning.fabric.strategies.SingleDeviceStrategy):

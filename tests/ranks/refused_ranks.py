@@ -147,6 +147,7 @@ class NotANumber(Net):
 
 
 PROGRAMS = {
+    "INPUT_OF_TRAINED": Net,
     "BETWEEN": Between,
     "BLOCK_ORDER": OtherOrder,
     "BLOCK_ORDER, left out": LeftOut,
@@ -179,7 +180,8 @@ def said(name, make):
         # An error in a backward pass stops the other rank in the next pass.
         for _ in range(2):
             with stage.handle.exactly() if name == "EXACT_ON_RANKS" else nullcontext():
-                model(torch.randn(4, 6)).sum().backward()
+                x = torch.randn(4, 6, requires_grad=name == "INPUT_OF_TRAINED")
+                model(2 * x if x.requires_grad else x).sum().backward()
     except ChainError as error:
         return str(error)
     return ""

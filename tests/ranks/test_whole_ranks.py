@@ -10,12 +10,18 @@ from rank_processes import results_of_ranks
 @pytest.mark.processes
 @pytest.mark.slow
 def test_three_ranks_save_and_two_resume(tmp_path):
-    """Weights and optimizer states of three ranks are those of one process, and two ranks resume from them."""
+    """Weights and optimizer states of three ranks are those of one process, and two ranks resume from them.
+
+    All ranks keep drawing the same random numbers, such as those that shuffle the data.
+    """
     found = results_of_ranks(tmp_path, Path(__file__).with_name("whole_ranks.py"), ranks=3)
     for rank in found:
         assert rank["norms of ranks"] == pytest.approx(rank["norms"], rel=1e-10)
         assert min(rank["norms"]) > 0.1
         assert "has 2 blocks, too few for 3 ranks" in rank["too few"]
+        assert "differ in residual" in rank["one rank's option"]
+        # Each rank has drawn other numbers of masks: two of the four blocks are on one of them.
+        assert rank["drawn behind a pass"] == found[0]["drawn behind a pass"]
     for rank in found[:2]:
         assert "'extra' is only in one of them" in rank["other keys"]
     assert found[0]["checkpoint"] < 1e-10

@@ -113,6 +113,8 @@ def main(folder):
     found["held"] = held, [name for name, _ in resumed.lightning_module.named_parameters()]
     found["stages"] = refused(on_ranks(3))
     found["weights outside"] = refused(on_ranks(4, model="net.middle"))
+    averages = pl.callbacks.StochasticWeightAveraging(1e-2)
+    found["averages"] = refused(on_ranks(4), callbacks=[averages])
     found["sync_batchnorm"] = refused(on_ranks(4), sync_batchnorm=True)
     found["skipped"] = skipping()
     torch.save(found, f"{folder}/{RANK}.pt")
