@@ -34,11 +34,15 @@ def bypass_message(site: Site, has_gradient: Callable[[nn.Parameter], bool]) -> 
     if not paths:
         return _separate_message(site)
     which = f"{len(paths)} of its {len(site.blocks)} blocks ({paths[0]}, ...)" if len(paths) > 1 else f"{paths[0]!r}"
+    begins = (
+        f"the engine on {path_name(site.path)} has never run for {which}, but their parameters have gradients from "
+        "autograd. "
+    )
+    if paths[0] in site.splits:
+        return f"{begins}Of {paths[0]!r}: {site.splits[paths[0]]}. Or leave the chain out, chains=[...]."
     return (
-        f"the engine on {path_name(site.path)} has never run for {which}, but their parameters have gradients "
-        "from autograd. The model bypasses the engine: it runs layers of a block by themselves, or a forward without "
-        f"hooks; handle.chains[{site.path!r}].splits may say why. Call block(x), or leave the chain out, chains=[...]. "
-        "Ignore this for a loss on weights only (a penalty)."
+        f"{begins}The model bypasses the engine: it runs layers of a block by themselves, or a forward without hooks. "
+        "Call block(x), or leave the chain out, chains=[...]. Ignore this for a loss on weights only (a penalty)."
     )
 
 

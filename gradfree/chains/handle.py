@@ -133,8 +133,9 @@ class Handle:
         """
         if unknown := state.keys() - self.attachments.keys():
             raise ValueError(
-                f"no chains {sorted(unknown)} here; there are {sorted(self.attachments)}. Attach the engine whose "
-                "state was saved, to the same chains, or load only the model's weights."
+                f"no chains {sorted(unknown)} here; there are {sorted(self.attachments)} ('' is the model itself). "
+                "Attach the engine whose state was saved, to the same chains, or load only the model's weights: "
+                "model.load_state_dict(...), in Lightning without ckpt_path."
             )
         for of_chain in state.values():
             Memory.check(of_chain)

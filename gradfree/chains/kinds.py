@@ -10,7 +10,7 @@ from gradfree.chains.site import Site
 
 _Kind = TypeVar("_Kind", bound=type[Site])
 
-# By name: these modules import this room.
+# By name: these modules import this package.
 _OWN = (
     "gradfree.rows.row_site:RowContainer",
     "gradfree.time.cell_site:CellLayerSite",

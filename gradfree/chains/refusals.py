@@ -19,14 +19,14 @@ def problems_of_attached(path: str, module: nn.Module, kinds: Sequence[type[Site
             yield errors.ATTACHED.message(path=where or "the model")
 
 
-def problems_of_hooks(inside: Mapping[str, nn.Module]) -> Iterator[str]:
+def problems_of_backward_hooks(inside: Mapping[str, nn.Module]) -> Iterator[str]:
     """Yield a problem for each of the modules ``inside`` a chain, by path, that has backward hooks."""
     for path, module in inside.items():
         if module._backward_hooks or module._backward_pre_hooks:
             yield errors.BACKWARD_HOOKS.message(path=path)
 
 
-def problems_of_taps(inside: Mapping[str, nn.Module]) -> Iterator[str]:
+def problems_of_forward_hooks(inside: Mapping[str, nn.Module]) -> Iterator[str]:
     """Yield a problem for each of the modules ``inside`` a cell, by path, that has forward hooks, or global hooks."""
     for path, module in inside.items():
         if module._forward_hooks:

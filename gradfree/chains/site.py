@@ -100,7 +100,7 @@ class Site(ABC):
         return {}
 
     @classmethod
-    def of_row(cls, modules: Mapping[str, nn.Module]) -> Site | None:
+    def of_list(cls, modules: Mapping[str, nn.Module]) -> Site | None:
         """Return the chain of a list of modules, by path; ``None`` if chains of this kind are single modules."""
         return None
 

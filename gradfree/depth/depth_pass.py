@@ -270,9 +270,16 @@ class DepthPass:
             ChainError: a hook would see, or ``torch.autograd.grad`` would return, a part of a gradient; or a change in
                 place would lose a part of one.
         """
-        asked = [node.index for node, _ in asked_for() if isinstance(node, EXIT) and node.recording is self]
-        if any(i + 1 < len(self.links) or self.links[i].extra for i in asked):
+        asked = {node for node, _ in asked_for()}
+        own = [node.index for node in asked if isinstance(node, EXIT) and node.recording is self]
+        if any(i + 1 < len(self.links) or self.links[i].extra for i in own):
             raise ChainError(self._not_whole())
+        if path := next((link.path for link in self.links if asked and link.leads_to(asked)), None):
+            raise ChainError(
+                f"torch.autograd.grad cannot return the gradient of a tensor that {path} has computed, or takes from "
+                "outside without an argument: inside a chain it finds only a part of that gradient. Give it to the "
+                "block as an argument, or return it beside the state."
+            )
         inside = {index for index, number, _ in self._inside if number is None}
         for i, link in enumerate(self.links):
             check_link(link)

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from gradfree.chains.refusals import problems_of_attached, problems_of_hooks
+from gradfree.chains.refusals import problems_of_attached, problems_of_backward_hooks
 from gradfree.chains.site import Removable, Site, enclosing
 from gradfree.chains.solving import Attachment
 from gradfree.depth.recorder import BlockRecorder, RecordedChain
@@ -40,7 +40,7 @@ class Blocks(Site):
         }
 
     @classmethod
-    def of_row(cls, modules: Mapping[str, nn.Module]) -> Blocks:
+    def of_list(cls, modules: Mapping[str, nn.Module]) -> Blocks:
         """Return the chain of ``modules``, by their paths in the model, in this order."""
         site = cls.__new__(cls)
         Site.__init__(site, ", ".join(modules), nn.Identity())
@@ -69,7 +69,7 @@ class Blocks(Site):
         if not self.blocks:
             yield f"{self.path!r} has no blocks."
         yield from problems_of_shards(self.inside)
-        yield from problems_of_hooks(self.inside)
+        yield from problems_of_backward_hooks(self.inside)
         for path, block in self.blocks.items():
             yield from _block_problems(path, block)
         blocks = self.blocks.items()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import GradientEdge, Node
 from torch.utils.checkpoint import CheckpointFunction
 
@@ -24,7 +25,7 @@ from gradfree.depth.residual import residual_factor
 from gradfree.errors import ChainError
 from gradfree.torchside.graph import Reached, has_custom_functions, walk
 from gradfree.torchside.hooks import has_hooks, without_hooks
-from gradfree.torchside.private import node_class, version
+from gradfree.torchside.private import node_class, sequence_number, version
 
 
 class BlockGraph(NamedTuple):
@@ -105,9 +106,21 @@ class Link:
             entries=entries,
             parameters=[self.known[id(leaf)] for leaf in reached.leaves if id(leaf) in self.known],
             writes=has_custom_functions(reached.kinds),
-            group_norm=any("GroupNorm" in kind.__name__ for kind in reached.kinds),
+            group_norm=_GROUP_NORM in reached.kinds,
             problem=self._problem_with(reached),
         )
+
+    def leads_to(self, nodes: Set[Node]) -> bool:
+        """Return whether the block's graph has one of ``nodes``."""
+        own = () if self.entry is None else (self.entry,)
+        return not nodes.isdisjoint(walk([self.out, *self.extra], own).nodes)
+
+    def _takes_from_functions(self, reached: Reached) -> bool:
+        """Return whether the graph leads to custom functions from before the block, which may not be linear."""
+        if self.entry is None or not has_custom_functions(reached.kinds):
+            return False
+        begin = sequence_number(self.entry)
+        return any(isinstance(node, BackwardCFunction) and sequence_number(node) < begin for node in reached.nodes)
 
     def _problem_with(self, reached: Reached) -> str | None:
         """Return the message of an error if the block's graph leads to leaves or nodes outside of the pass."""
@@ -116,6 +129,8 @@ class Link:
             what = "another state of a chain, or a tensor computed from one (such as shared keys and values),"
         elif foreign is not None:
             what = f"a tensor of shape {tuple(foreign.shape)} that needs a gradient and"
+        elif self._takes_from_functions(reached):
+            what = "a tensor computed before it by a custom function, or behind full backward hooks,"
         elif _REENTRANT in reached.kinds:
             return (
                 f"{self.path} has a checkpoint with use_reentrant=True in it. Torch runs it backward as a part of the "
@@ -225,6 +240,7 @@ def local_backward(where: str, delta: Sequence[Cotangent]) -> Iterator[None]:
 
 
 _REENTRANT = node_class(CheckpointFunction)
+_GROUP_NORM: Any = type(torch.group_norm(torch.ones(1, 1, device="cpu", requires_grad=True), 1).grad_fn)
 
 _FREED = (
     "its graph is freed already, by an earlier backward pass or by a loss on a tensor that a block or a hook has kept "

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import Node
 
-from gradfree.chains.refusals import problems_of_hooks
+from gradfree.chains.refusals import problems_of_backward_hooks
 from gradfree.chains.site import Removable, Site
 from gradfree.chains.solving import Attachment
 from gradfree.depth.block_jacobians import Mixing
@@ -28,7 +28,6 @@ from gradfree.torchside.guards import refuse_transforms
 from gradfree.torchside.hooks import has_hooks
 from gradfree.torchside.private import changes, recomputed, uncompiled
 from gradfree.torchside.sharding import is_dtensor, problems_of_shards
-from gradfree.torchside.unsaved import unsaved_hooks
 
 
 class _Call(NamedTuple):
@@ -44,6 +43,7 @@ class _Call(NamedTuple):
         entry: the Entry node of ``entered``; ``None`` if that is empty.
         versions: the version counters of ``entered`` before the block runs.
         only_state: whether the state is the only argument.
+        handled: the exception that the program handles while it calls the block.
     """
 
     recording: DepthPass
@@ -55,6 +55,7 @@ class _Call(NamedTuple):
     entry: Node | None
     versions: list[int]
     only_state: bool
+    handled: BaseException | None
 
 
 class RecordedChain:
@@ -84,13 +85,13 @@ class RecordedChain:
 
     def record(self) -> list[Removable]:
         """Put hooks on the blocks that record their calls; return the handles that remove them."""
-        handles = []
+        handles: list[Removable] = []
         for block, path in {block: path for path, block in reversed(self.blocks.items())}.items():
             recorder = BlockRecorder(self, path, port_of(block))
             # Runs after the user's pre-hooks and before their forward hooks, so those are part of the model.
             handles.append(block.register_forward_pre_hook(recorder.enter, with_kwargs=True))
             handles.append(block.register_forward_hook(recorder.leave, prepend=True, always_call=True))
-        return [*handles, *unsaved_hooks(handles)]
+        return handles
 
     def begin(self, state: Tensor, inputs: Sequence[Tensor]) -> DepthPass:
         """Return a new pass that starts from ``state``.
@@ -136,7 +137,7 @@ class RecordedChain:
             )
         refuse(problems_of_shards(self.inside))
         if any(self._hooks):
-            refuse(problems_of_hooks(self.inside))
+            refuse(problems_of_backward_hooks(self.inside))
 
     def split(self, path: str, reason: str) -> None:
         """Store why the block at ``path`` is not the next link of its predecessor's pass."""
@@ -174,6 +175,7 @@ class BlockRecorder:
         state, inputs, put = self.port.take(args, kwargs)
         needed = state is not None and state.requires_grad
         if not needed and not inputs and not any(p.requires_grad for p in block.parameters()):
+            refuse_transforms(self.path)  # Under vmap even weights seem to need no gradient.
             return None
         if state is None:
             self.chain.split(self.path, NO_TENSOR)
@@ -188,7 +190,7 @@ class BlockRecorder:
         versions = [changes(t) for t in entered]
         only_state = len(args) + len(kwargs) == 1
         self._calls[get_ident()] = _Call(
-            recording, before, tensors, numbers, entered, given, entry, versions, only_state
+            recording, before, tensors, numbers, entered, given, entry, versions, only_state, exc_info()[1]
         )
         new, rest = state if given is None else given, iter(entered[needed:])
         return put(new, [new if t is state else next(rest) for t in inputs])
@@ -197,7 +199,8 @@ class BlockRecorder:
     def leave(self, block: nn.Module, args: tuple[Any, ...], out: Any) -> Any:
         """Forward hook: record the block's graph; return the block's output with the recorded state in it."""
         call = self._calls.pop(get_ident(), None)
-        if call is None or (out is None and exc_info()[0]):
+        # Without a result, because the block has raised.
+        if call is None or (out is None and exc_info()[1] is not call.handled):
             return None
         state, rest = self.port.split(out)
         if state is None:
@@ -255,8 +258,8 @@ class BlockRecorder:
             self.chain.split(self.path, reason)
         else:
             self.chain.check(block)
-            if state.requires_grad and self.path != next(iter(self.chain.blocks)):
-                self.chain.split(self.path, COMPUTED)
+            if (state.requires_grad or others) and self.path != next(iter(self.chain.blocks)):
+                self.chain.split(self.path, COMPUTED if state.requires_grad else CONSTANT)
         recording = self.chain.begin(state, others)
         return recording, recording.begin(state)
 
@@ -290,6 +293,7 @@ class BlockRecorder:
 # Why a block starts a new pass.
 COMPUTED = "its input is computed by the model, a hook or a reentrant checkpoint, and is not the output of a block"
 NOT_THE_STATE = "its first argument is an extra output of a block, no state; name the state with gradfree.register_port"
+CONSTANT = "its first argument needs no gradient, and another one does; name the state with gradfree.register_port"
 NO_TENSOR = "its first argument is no tensor; name the argument that is the state with gradfree.register_port"
 BRANCHING = "another block has used the output of the block before it: the blocks branch"
 HOOKED = "the state before it has a gradient hook or retain_grad(), which needs the state's whole gradient"

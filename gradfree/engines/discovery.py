@@ -50,13 +50,14 @@ def validate(model: nn.Module, chains: Chains | None, kinds: Kinds, left: Kinds 
             problems = [] if any(_find(model, left, seen=set())) else [*_looped_cells(modules, kinds)]
     else:
         paths = [path for path in chains if isinstance(path, str)]
-        rows = [row for row in chains if not isinstance(row, str)]
-        named = [path for row in (paths, *rows) for path in row if path in modules]
-        problems = [*_path_problems(modules, paths, rows, (*kinds, *left))]
+        lists = [each for each in chains if not isinstance(each, str)]
+        named = [path for each in (paths, *lists) for path in each if path in modules]
+        problems = [*_path_problems(modules, paths, lists, (*kinds, *left))]
         mine = {path: modules[path] for path in paths if path in modules and not _kind(modules[path], left)}
         sites = {path: kind(path, module) for path, module in mine.items() if (kind := _kind(module, kinds))}
         if not problems:
-            sites |= {site.path: site for row in rows if (site := _row({p: modules[p] for p in row}, kinds, left))}
+            found = [_listed({path: modules[path] for path in each}, kinds, left) for each in lists]
+            sites |= {site.path: site for site in found if site is not None}
     if left:
         # With another engine on a chain that is left to autograd, autograd would not compute the gradients.
         problems += [problem for path in named for problem in problems_of_attached(path, modules[path], left)]
@@ -92,17 +93,17 @@ def _names_modules(chains: Any) -> bool:
     """Return whether ``chains`` is a list of paths, or of lists of paths."""
     if isinstance(chains, str) or not isinstance(chains, Sequence):
         return False
-    rows = [[row] if isinstance(row, str) else row for row in chains]
-    return all(isinstance(row, Sequence) and all(isinstance(path, str) for path in row) for row in rows)
+    lists = [[each] if isinstance(each, str) else each for each in chains]
+    return all(isinstance(each, Sequence) and all(isinstance(path, str) for path in each) for each in lists)
 
 
 def _kind(module: nn.Module, kinds: Kinds) -> type[Site] | None:
     return next((kind for kind in kinds if kind.accepts(module)), None)
 
 
-def _row(modules: Mapping[str, nn.Module], kinds: Kinds, left: Kinds) -> Site | None:
+def _listed(modules: Mapping[str, nn.Module], kinds: Kinds, left: Kinds) -> Site | None:
     """Return the chain of a list of ``modules``, of the first kind with one; ``None`` if that kind is in ``left``."""
-    found = ((kind, kind.of_row(modules)) for kind in (*kinds, *left))
+    found = ((kind, kind.of_list(modules)) for kind in (*kinds, *left))
     return next((None if kind in left else site for kind, site in found if site is not None), None)
 
 
@@ -136,7 +137,7 @@ def _runs(modules: Mapping[str, nn.Module], kinds: Kinds, left: Kinds) -> dict[s
         for kind in kinds
         if not kind.of_layers and (run := kind.run_in(module))
     }
-    found = [_row(run, kinds, left) for run in runs.values()]
+    found = [_listed(run, kinds, left) for run in runs.values()]
     return {site.path: site for site in found if site is not None}
 
 
@@ -176,32 +177,32 @@ def _likely_blocks(modules: Mapping[str, nn.Module], kinds: Kinds) -> str:
     """Return a hint at the attributes of one class, not one of torch's, that have the most parameters; "": none."""
     if all(kind.dimension == "time" or kind.of_layers for kind in kinds):
         return ""
-    rows: dict[tuple[str, type], dict[str, int]] = {}
+    alike: dict[tuple[str, type], dict[str, int]] = {}
     for path, module in modules.items():
         if not is_torchs_own(module):
             for name, child in module.named_children():
                 size = sum(p.numel() for p in child.parameters() if not is_lazy(p))
                 if size and not is_torchs_own(child):
-                    rows.setdefault((path, own_class(child)), {})[f"{path}.{name}" if path else name] = size
-    row = max((row for row in rows.values() if len(row) > 1), key=lambda row: sum(row.values()), default={})
-    return f" If these are its blocks, in this order, name them: chains={[list(row)]!r}." if row else ""
+                    alike.setdefault((path, own_class(child)), {})[f"{path}.{name}" if path else name] = size
+    most = max((sizes for sizes in alike.values() if len(sizes) > 1), key=lambda sizes: sum(sizes.values()), default={})
+    return f" If these are its blocks, in this order, name them: chains={[list(most)]!r}." if most else ""
 
 
 def _path_problems(
-    modules: Mapping[str, nn.Module], paths: Sequence[str], rows: Sequence[Sequence[str]], kinds: Kinds
+    modules: Mapping[str, nn.Module], paths: Sequence[str], lists: Sequence[Sequence[str]], kinds: Kinds
 ) -> Iterator[str]:
     candidates = [path for path, module in modules.items() if _kind(module, kinds)]
     chain = ", or ".join(dict.fromkeys(kind.may_be or kind.looks_like for kind in kinds))
-    if not all((paths or rows, *rows)):
+    if not all((paths or lists, *lists)):
         yield "chains contains an empty list, which names no chain; leave it out to have the chain found."
-    for path in dict.fromkeys(path for row in (paths, *rows) for path in row):
+    for path in dict.fromkeys(path for each in (paths, *lists) for path in each):
         if path not in modules:
             hint = did_you_mean(path, candidates) or f" Possible chains: {candidates or 'none'}."
             yield f"the model has no module {path!r}.{hint}"
-    for row in rows:
-        named = {path: modules[path] for path in row if path in modules}
-        if named and all(kind.of_row(named) is None for kind in kinds):
-            yield f"{list(row)!r} is a list of blocks, but a chain for this engine is {chain}."
+    for each in lists:
+        named = {path: modules[path] for path in each if path in modules}
+        if named and all(kind.of_list(named) is None for kind in kinds):
+            yield f"{list(each)!r} is a list of blocks, but a chain for this engine is {chain}."
     blocks = []
     for path in (path for path in dict.fromkeys(paths) if path in modules and path not in candidates):
         cell = [*_looped_cells({path: modules[path]}, kinds)]
@@ -210,10 +211,10 @@ def _path_problems(
     if blocks:
         classes = ", ".join(dict.fromkeys(type(modules[path]).__name__ for path in blocks))
         in_time = all(kind.dimension == "time" for kind in kinds)
-        or_row = "" if in_time else f", or a list of blocks: {[blocks if len(blocks) > 1 else ['b1', 'b2']]}"
+        or_list = "" if in_time else f", or a list of blocks: {[blocks if len(blocks) > 1 else ['b1', 'b2']]}"
         yield (
             f"{', '.join(map(repr, blocks))} {'is' if len(blocks) == 1 else 'are'} of class {classes}, but a chain for "
-            f"this engine is {chain}. Possible chains: {candidates or 'none'}{or_row}."
+            f"this engine is {chain}. Possible chains: {candidates or 'none'}{or_list}."
         )
 
 

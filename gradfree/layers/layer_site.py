@@ -74,13 +74,13 @@ class KnownLayers(Layered):
     @classmethod
     def accepts(cls, module: nn.Module) -> bool:
         """Return whether ``module`` is a container of known layers, one or more of them with weights."""
-        return super().accepts(module) and cls.of_row(cls.blocks_of(module)) is not None
+        return super().accepts(module) and cls.of_list(cls.blocks_of(module)) is not None
 
     @classmethod
-    def of_row(cls, modules: Mapping[str, nn.Module]) -> Blocks | None:  # type: ignore[override]
+    def of_list(cls, modules: Mapping[str, nn.Module]) -> Blocks | None:  # type: ignore[override]
         """Return the chain of ``modules`` if they are known layers, one or more of them with weights."""
         roles = set(map(role_of, modules.values()))
-        return None if None in roles or Role.WEIGHTS not in roles else super().of_row(modules)
+        return None if None in roles or Role.WEIGHTS not in roles else super().of_list(modules)
 
 
 def _leaves(path: str, module: nn.Module) -> Iterator[tuple[str, nn.Module]]:

@@ -15,7 +15,7 @@ from gradfree.algebra.block_scan import Blocks
 from gradfree.algebra.cotangents import Factor, plus, times
 from gradfree.chains.chain import ChainGradients
 from gradfree.chains.memory import Memory
-from gradfree.chains.refusals import problem_of_hidden_parameters, problems_of_hooks, problems_of_taps
+from gradfree.chains.refusals import problem_of_hidden_parameters, problems_of_backward_hooks, problems_of_forward_hooks
 from gradfree.chains.report import path_name
 from gradfree.devices.hardware import product_rounding
 from gradfree.errors import COMPLEX_JACOBIAN, RANDOM_CELL, ChainError
@@ -313,7 +313,7 @@ def autocast_now(x: Tensor) -> torch.autocast:
 def cell_problems(where: str, cell: nn.Module) -> Iterator[str]:
     """Yield why ``cell``, at the path ``where``, cannot run again on all steps as one batch."""
     inside = dict(cell.named_modules(prefix=where))
-    yield from (*problems_of_hooks(inside), *problems_of_taps(inside))
+    yield from (*problems_of_backward_hooks(inside), *problems_of_forward_hooks(inside))
     for name, module in inside.items():
         if isinstance(module, nn.modules.dropout._DropoutNd | nn.modules.batchnorm._BatchNorm):
             yield RANDOM_CELL.message(path=name, kind=type(module).__name__)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import FunctionCtx
 
-from gradfree.chains.refusals import problems_of_hooks, problems_of_taps
+from gradfree.chains.refusals import problems_of_backward_hooks, problems_of_forward_hooks
 from gradfree.chains.site import Removable, Site
 from gradfree.chains.solving import Attachment
 from gradfree.errors import (
@@ -158,7 +158,8 @@ class CellRecorder:
         self.single_steps.count(len(x))
         refuse_transforms(self.where)
         refuse(state_problems(self.where, parts, x))
-        refuse((*problems_of_shards(self.inside), *problems_of_hooks(self.inside), *problems_of_taps(self.inside)))
+        refuse(problems_of_shards(self.inside))
+        refuse((*problems_of_backward_hooks(self.inside), *problems_of_forward_hooks(self.inside)))
         valid = None if padding is None else padding.valid
         out, *finals = _UnrollFunction.apply(self, valid, len(parts), x, *parts, *parameters)
         return [out, *finals] if padding is None else [out, padding.last_steps(out)]

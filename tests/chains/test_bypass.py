@@ -130,3 +130,42 @@ def test_supported_uses_give_no_warning(run):
         warnings.simplefilter("error")
         run(model, optimizer)
         optimizer.detach()
+
+
+class Masked(Plain):
+    """Takes a constant before its state."""
+
+    def forward(self, mask, x):
+        return super().forward(mask * x)
+
+
+class Pair(Plain):
+    def forward(self, both):
+        return both[1], super().forward(both[0])
+
+
+class Others(Model):
+    def __init__(self, kind):
+        super().__init__([kind() for _ in range(4)])
+
+    def states(self, x):
+        h, mask = self.stem(x), torch.ones(6)
+        if isinstance(self.blocks[0], Masked):
+            return [h := block(mask, h) for block in self.blocks]
+        both = h, h
+        return [(both := block(both))[1] for block in self.blocks]
+
+
+@pytest.mark.parametrize(
+    ("kind", "why"),
+    [
+        (Masked, "no effect.*first argument needs no gradient, and another one does; name the state with gradfree"),
+        (Pair, "has never run for .*Of 'blocks.*': its first argument is no tensor; name the argument that"),
+    ],
+)
+def test_a_state_that_is_not_the_first_argument_is_the_reason(kind, why):
+    model = Others(kind)
+    with gradfree.create_engine("fixed_point", iterations=0).attach(model) as handle:
+        model(batch()).sum().backward()
+        with pytest.warns(UserWarning, match=why):
+            handle.watch()

@@ -24,6 +24,21 @@ def test_full_backward_hooks_added_later_are_refused(path):
         model(x).sum().backward()
 
 
+class Empty(Plain):
+    def forward(self, x):
+        super().forward(x)
+
+
+def test_a_block_that_returns_nothing_is_refused_where_the_program_handles_an_exception():
+    model = Model([Plain(), Empty()])
+    with HIGHWAY.attach(model, ["blocks"]):
+        try:
+            raise MemoryError
+        except MemoryError:
+            with pytest.raises(ChainError, match=r"blocks\.1 returned NoneType"):
+                model(torch.randn(4, 6))
+
+
 class Shared(Plain):
     """Uses what its first block has computed, as layers that share keys and values do."""
 
@@ -193,3 +208,66 @@ def test_a_detached_output_needs_no_gradient_under_an_engine_either():
     model, x = Model([Plain(), Plain(), Detaching()]), torch.randn(4, 6)
     with HIGHWAY.attach(model, ["blocks"]):
         assert [state.requires_grad for state in model.states(x)] == [True, True, False]
+
+
+class Conditioned(Plain):
+    """Takes a tensor from the model by a closure."""
+
+    def forward(self, x):
+        return super().forward(x) * self.of[0].condition
+
+
+class Conditioning(Model):
+    """Computes such a tensor from parameters only, as an embedding of a time step is."""
+
+    def __init__(self, through=lambda t: t):
+        super().__init__([Conditioned() for _ in range(4)])
+        self.through, self.scale = through, nn.Linear(1, 6)
+        for block in self.blocks:
+            block.of = [self]
+
+    def forward(self, x):
+        self.condition = self.through(self.scale(x.new_ones(1)))
+        return super().forward(x)
+
+
+class Clipped(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, g):
+        return g.clamp(-0.1, 0.1)
+
+
+EXACT = gradfree.create_engine("fixed_point", iterations=4)
+
+
+def test_a_tensor_of_parameters_that_blocks_take_by_a_closure_is_right():
+    model, x = Conditioning(), torch.randn(4, 6)
+    expected = gradients(model, lambda: model(x))
+    with EXACT.attach(model, ["blocks"]):
+        assert_equal_gradients(gradients(model, lambda: model(x)), expected)
+
+
+def test_a_function_on_a_tensor_that_blocks_take_by_a_closure_is_refused():
+    """It would clip each block's part of the gradient."""
+    model = Conditioning(Clipped.apply)
+    with EXACT.attach(model, ["blocks"]), pytest.raises(ChainError, match="computed before it by a custom function"):
+        model(torch.randn(4, 6)).sum().backward()
+
+
+def test_the_gradient_of_a_tensor_that_blocks_take_by_a_closure_is_refused():
+    model = Conditioning()
+    with EXACT.attach(model, ["blocks"]):
+        loss = model(torch.randn(4, 6)).sum()
+        with pytest.raises(ChainError, match=r"gradient of a tensor that blocks\.0 has computed, or takes from outsi"):
+            torch.autograd.grad(loss, [model.condition, model.scale.weight])
+
+
+def test_an_ensemble_under_vmap_is_refused():
+    model, x = plain_model(), torch.randn(4, 6)
+    weights = {name: torch.stack([p.detach()] * 2).requires_grad_() for name, p in model.named_parameters()}
+    with HIGHWAY.attach(model), pytest.raises(ChainError, match=r"inside a transform of torch\.func"):
+        torch.vmap(lambda weights: torch.func.functional_call(model, weights, (x,)))(weights)
