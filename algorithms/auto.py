@@ -12,6 +12,8 @@ import torch
 from torch import nn
 
 from gradfree.algorithms.backprop import Backprop
+from gradfree.algorithms.newton import Newton
+from gradfree.algorithms.shooting import Shooting
 from gradfree.chains.chain import Chain, ChainGradients
 from gradfree.chains.handle import Handle
 from gradfree.chains.report import Report
@@ -21,14 +23,12 @@ from gradfree.engines.discovery import Chains
 from gradfree.engines.engine import Engine
 from gradfree.errors import ChainError
 from gradfree.loops.recurrence import Runner
-from gradfree.newton.iteration import NewtonOptions
 from gradfree.registry import engine_class, list_engines
 from gradfree.scans.rules import LoopRule
 from gradfree.scans.segmented_loop import run_loop
-from gradfree.segments.rule import SegmentRule
 
 PLAIN = Backprop(plain=True)
-_ALL_WAYS = LoopRule(SegmentRule("auto", None, "auto", None, None), NewtonOptions("diagonal", None, None))
+_ALL_WAYS = LoopRule(Shooting().rule, Newton().options)
 
 
 @dataclass(frozen=True, kw_only=True)

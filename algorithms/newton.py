@@ -16,7 +16,7 @@ from gradfree.loops.recurrence import Runner
 from gradfree.newton.iteration import NewtonOptions
 from gradfree.newton.newton_backward import newton_gradients
 from gradfree.newton.newton_forward import newton_forward
-from gradfree.scans.narrow import MOST
+from gradfree.scans.narrow import WIDEST_ROW
 from gradfree.scans.rules import LoopRule
 from gradfree.scans.segmented_loop import run_loop
 from gradfree.time.cell_layer import CellLayer, runs_by_units
@@ -66,12 +66,12 @@ class Newton(ToleranceEngine):
     @property
     def forwards(self) -> Sequence[Forward]:
         """The forward pass by Newton sweeps over all steps."""
-        return (partial(newton_forward, self._options),)
+        return (partial(newton_forward, self.options),)
 
     @property
     def loops(self) -> Runner:
         """Any step function with a narrow carry, all steps at once."""
-        return partial(run_loop, LoopRule(newton=self._options))
+        return partial(run_loop, LoopRule(newton=self.options))
 
     def may_gain(self, report: Report) -> bool:
         """Return whether there are other chains than wide cells of any kind, which run as the loop."""
@@ -82,11 +82,11 @@ class Newton(ToleranceEngine):
         """Return whether the length and the options allow sweeps."""
         # The layout of packed sequences is chosen without sweeps, unless these are asked for.
         given = self.max_sweeps is not None or not call.is_packed
-        return given and self._options.stopping(call.length, call.like, call.mode) is not None
+        return given and self.options.stopping(call.length, call.like, call.mode) is not None
 
     def gradients(self, chain: Any, direct: Any) -> ChainGradients:
         """Return the gradients, exact to the tolerance."""
-        return newton_gradients(chain, direct, self._options)
+        return newton_gradients(chain, direct, self.options)
 
     @property
     def needs_residual(self) -> bool:
@@ -94,11 +94,12 @@ class Newton(ToleranceEngine):
         return self.jacobian == "gate"
 
     @property
-    def _options(self) -> NewtonOptions:
+    def options(self) -> NewtonOptions:
+        """The options of Newton's method."""
         return NewtonOptions(self.jacobian, self.tolerance, self.max_sweeps)
 
 
 def _is_wide(block: nn.Module) -> bool:
     if not isinstance(block, CellLayer) or runs_by_units(block.cell):
         return False
-    return block.row_width is not None and block.row_width > MOST
+    return block.row_width is not None and block.row_width > WIDEST_ROW

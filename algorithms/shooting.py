@@ -63,22 +63,22 @@ class Shooting(ToleranceEngine):
     @property
     def forwards(self) -> Sequence[Forward]:
         """The forward pass in segments."""
-        return (partial(segmented_forward, self._rule),)
+        return (partial(segmented_forward, self.rule),)
 
     @property
     def loops(self) -> Runner:
         """Any step function in segments."""
-        return partial(run_loop, LoopRule(cut=self._rule))
+        return partial(run_loop, LoopRule(cut=self.rule))
 
     def may_sweep(self, call: LayerCall) -> bool:
         """Return whether the sizes and the options allow more than one segment."""
         part = ChainPass("", "forward", {}, call.length, call.like, call.mode, fused=not call.is_packed)
         # The layout of packed sequences is chosen without segments, unless these are asked for.
-        return self._rule.should_cut(part) and not (call.is_packed and self.segments == "auto")
+        return self.rule.should_cut(part) and not (call.is_packed and self.segments == "auto")
 
     def gradients(self, chain: Any, direct: Any) -> ChainGradients:
         """Return the gradients, exact to the tolerance."""
-        return segmented_gradients(chain, direct, self._rule)
+        return segmented_gradients(chain, direct, self.rule)
 
     @property
     def needs_residual(self) -> bool:
@@ -86,5 +86,6 @@ class Shooting(ToleranceEngine):
         return self.corrector is not None
 
     @property
-    def _rule(self) -> SegmentRule:
+    def rule(self) -> SegmentRule:
+        """When and how a chain is cut."""
         return SegmentRule(self.segments, self.tolerance, self.burn, self.corrector, self.max_sweeps)

@@ -13,7 +13,7 @@ from gradfree.benchmarks.records.case import Row
 from gradfree.benchmarks.sweeps.sweep import row
 from gradfree.chains.report import Report
 from gradfree.registry import engine_class
-from gradfree.scans.narrow import MOST
+from gradfree.scans.narrow import WIDEST_ROW
 from gradfree.time.cell_layer import CellLayer
 
 _SAME = {"dsf feedback=gate": "highway_bp k=0", "truncated window=2": "fixed_point k=1"}
@@ -70,7 +70,7 @@ def _favored(reports: Mapping[str, Report], inputs: Any) -> dict[str, int]:
     steps = _longest_side(inputs) if any(site.dimension == "time" for site in sites) else 0
     blocks = max((_most_alike(list(s.blocks.values())) for s in sites if s.dimension == "depth"), default=0)
     cells = [block.cell for site in sites for block in site.blocks.values() if isinstance(block, CellLayer)]
-    narrow = any(getattr(cell, "hidden_size", inf) <= MOST for cell in cells)
+    narrow = any(getattr(cell, "hidden_size", inf) <= WIDEST_ROW for cell in cells)
     in_time = "newton" if narrow else "shooting"
     favored = {in_time: steps if steps >= _MANY_STEPS else 0, "highway_bp": blocks if blocks >= _MANY_BLOCKS else 0}
     return {name: count for name, count in favored.items() if count}

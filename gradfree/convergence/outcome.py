@@ -81,7 +81,7 @@ def tolerance_for(tolerance: float | None, dtype: torch.dtype, rounding: float =
 
 def largest(x: Tensor) -> Tensor:
     """Return the largest absolute value, NaN if there is one."""
-    return _larger(*x.aminmax())
+    return _larger(*x.aminmax()) if x.numel() else x.new_zeros((), dtype=torch.get_default_dtype())
 
 
 def largest_of_rows(x: Tensor) -> Tensor:

@@ -88,7 +88,7 @@ class _Watch(TorchFunctionMode):
         if name in _OBSERVES:
             self.problem = f"calls {name} on a tensor"
         elif wrong := wrong_under_vmap(func, args, kwargs):
-            self.problem = f"calls {wrong}, which torch.func.vmap computes wrongly"
+            self.problem = f"calls {wrong}, which torch.func.vmap computes wrongly; another function may run at once"
         elif func in FORMULAS:
             self.has_fused_cells = True
         self.note((args, kwargs))

@@ -38,10 +38,16 @@ class ScanPass(ChainPass):
 
     burnt: int = field(default=0, init=False)
     """The number of burn-in steps that this pass began with."""
+    _trains: bool = field(default_factory=torch.is_grad_enabled, init=False)
 
     def burn_in(self, rule: SegmentRule) -> int:
         """Return the number of burn-in steps."""
         return rule.burn if isinstance(rule.burn, int) else self.burn
+
+    @property
+    def _pause_key(self) -> str:
+        # Evaluation may be cut where training cannot: a cell draws in training only.
+        return super()._pause_key if self._trains else f"{super()._pause_key} without gradients"
 
     def learn(self, outcome: Outcome) -> None:
         """Keep the number of burn-in steps after which the start contributes a quarter of the tolerance."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-MOST = 8
+WIDEST_ROW = 8
 """The most numbers a row: each sweep takes as many VJPs, and the square of it a step in memory."""
 
 
@@ -26,7 +26,7 @@ class Rows:
 
     @staticmethod
     def candidates(carry: Sequence[Tensor]) -> Iterator[Rows]:
-        """Yield how ``carry`` can be split into rows of at most :data:`MOST` numbers, the narrowest rows first."""
+        """Yield how ``carry`` can be split into rows of at most :data:`WIDEST_ROW` numbers, the narrowest first."""
         shapes = tuple(torch.Size((*part.shape, 2)) if part.is_complex() else part.shape for part in carry)
         common = 0
         while all(part.dim() > common and part.shape[common] == shapes[0][common] for part in carry):
@@ -35,7 +35,7 @@ class Rows:
             return
         for dims in range(common, -1, -1):
             rows = Rows(shapes, shapes[0][:dims].numel())
-            if rows.width <= MOST:
+            if rows.width <= WIDEST_ROW:
                 yield rows
 
     @property

@@ -11,7 +11,7 @@ from gradfree.convergence.outcome import coarsest_dtype, tolerance_for
 from gradfree.devices.costs import affordable_sweeps
 from gradfree.devices.hardware import product_rounding
 from gradfree.newton.iteration import NewtonOptions, NewtonRule
-from gradfree.scans.narrow import MOST, Rows
+from gradfree.scans.narrow import WIDEST_ROW, Rows
 from gradfree.segments.rule import SegmentRule
 
 _FEWEST = 2
@@ -59,7 +59,7 @@ def newton_problem(carry: Sequence[Tensor]) -> str | None:
         return "has a carry with integers or masks"
     if not any(t.numel() for t in carry):
         return "has a carry without numbers"
-    return None if list(Rows.candidates(carry)) else f"has a carry of more than {MOST} numbers a row"
+    return None if list(Rows.candidates(carry)) else f"has a carry of more than {WIDEST_ROW} numbers a row"
 
 
 def _affordable(length: int, carry: Sequence[Tensor]) -> int:

@@ -17,8 +17,8 @@ from gradfree.loops.recurrence import Loop, LoopMemory, Step
 from gradfree.registry import resolve_engine
 from gradfree.torchside.private import uncompiled
 
-_memories: dict[Hashable, dict[bool, LoopMemory]] = {}
-_memories_of: WeakKeyDictionary[Any, dict[bool, LoopMemory]] = WeakKeyDictionary()
+_memories: dict[Hashable, LoopMemory] = {}
+_memories_of: WeakKeyDictionary[nn.Module, dict[Hashable, LoopMemory]] = WeakKeyDictionary()
 
 
 @uncompiled
@@ -117,14 +117,12 @@ def _memory(step: Any, compile: bool) -> LoopMemory:
     """
     while isinstance(step, partial):
         step = step.func
-    owner = step.__self__ if isinstance(step, MethodType) else step
-    if isinstance(owner, nn.Module):
-        of_modes = _memories_of.setdefault(owner, {})
-    else:
-        of_modes = _memories.setdefault(_code(step.__func__ if isinstance(step, MethodType) else step), {})
-    if compile not in of_modes:
-        of_modes[compile] = LoopMemory(compiler=Compiler() if compile else None)
-    return of_modes[compile]
+    owner, function = (step.__self__, step.__func__) if isinstance(step, MethodType) else (step, step)
+    known = _memories_of.setdefault(owner, {}) if isinstance(owner, nn.Module) else _memories
+    key = _code(owner), _code(function), compile
+    if key not in known:
+        known[key] = LoopMemory(compiler=Compiler() if compile else None)
+    return known[key]
 
 
 def _code(value: Any, depth: int = 3) -> Hashable:

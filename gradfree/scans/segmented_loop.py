@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -23,10 +23,10 @@ from gradfree.newton.iteration import NewtonRule
 from gradfree.scans.first_step import FirstStep, Replacing, run_first_step
 from gradfree.scans.knowledge import Knowledge, NewtonPass, ScanPass, Stopwatch, Way, by_newton
 from gradfree.scans.layout import Cut
-from gradfree.scans.narrow import MOST
+from gradfree.scans.narrow import WIDEST_ROW
 from gradfree.scans.newton import DependentRowsError, NewtonSteps
 from gradfree.scans.rules import LoopRule
-from gradfree.scans.segments import LoopSegments, Ran
+from gradfree.scans.segments import LoopSegments, LoopSegmentsBackward, Ran
 from gradfree.segments.rule import SegmentPlan
 from gradfree.time.cell_chain import autocast_now
 from gradfree.torchside.graph import walk
@@ -45,12 +45,16 @@ class SegmentedLoop:
         rule: how it may run.
         known: what earlier calls have learnt.
         scratch: a module whose buffers and tensor attributes carry nothing from step to step; ``None``: there is none.
+        forward: the forward pass, in segments or by Newton's method; set by :meth:`run`.
+        backward: the backward pass; set by :meth:`run`.
     """
 
     loop: Loop
     rule: LoopRule
     known: Knowledge
     scratch: nn.Module | None = None
+    forward: ScanPass = field(init=False)
+    backward: ScanPass = field(init=False)
 
     def run(self) -> Any:
         """Return the final carry, and the outputs of all steps, stacked."""
@@ -59,20 +63,21 @@ class SegmentedLoop:
             return self.loop.run()
         if self.loop.length < SHORTEST_SCAN and self._fixed_way() is None:
             return run_every_step(self.loop, self.known.compiler(Way(1, is_compiled=True)))
-        like, length = _rows(carry), self.loop.length
+        like, length = _like(carry), self.loop.length
         memory, newton = self.known.memory(like), self.rule.newton_stopping(carry, length)
-        self.passes = [
+        in_segments, at_once = (
             [kind(self.loop.name, what, memory, length, like, "any") for what in ("forward", "backward")]
             for kind in (ScanPass, NewtonPass)
-        ]
-        paused = [[each for each in both if each.is_paused] for both in self.passes]
-        may_cut, may_newton = self.rule.cut is not None and not paused[0], newton is not None and not paused[1]
-        watch = self.known.stopwatch(self.passes[0], may_cut, may_newton, self._fixed_way())
-        self.forward, self.backward = self.passes[watch.way.by_newton]
-        allowed = (may_cut, may_newton)[watch.way.by_newton]
+        )
+        paused = [each for each in (*in_segments, *at_once) if each.is_paused]
+        may_cut = self.rule.cut is not None and not any(each.is_paused for each in in_segments)
+        may_newton = newton is not None and not any(each.is_paused for each in at_once)
+        watch = self.known.stopwatch(in_segments, may_cut, may_newton, self._fixed_way())
+        own, allowed = (at_once, may_newton) if watch.way.by_newton else (in_segments, may_cut)
+        self.forward, self.backward = own
         plan = self._plan(watch.way, newton) if allowed else None
         if plan is None or plan.count < 2:
-            return self._run_uncut(watch, [each for both in paused for each in both])
+            return self._run_uncut(watch, paused)
         found = self._run_cut(plan, watch)
         watch.forward_ended()
         return found
@@ -159,19 +164,19 @@ class SegmentedLoop:
             if self.rule.cut is not None:
                 self.forward.pause()  # The other ways remain, so that there is nothing to warn of.
                 return segments, None
-            first.problem = f"has a carry of more than {MOST} numbers that depend on each other"
+            first.problem = f"has a carry of more than {WIDEST_ROW} numbers that depend on each other"
             first.remedy = "Use engine='shooting', or 'backprop', which is the plain loop without this warning."
             return segments, None
         except (torch.OutOfMemoryError, ChainError):
             raise
         except RuntimeError as error:  # All that vmap raises for steps that it cannot run.
-            first.problem = f"cannot run at once with other steps ({_first_line(error)})"
+            first.problem = _reason(error)
             return segments, None
         if change := Surroundings(loop.step, self.scratch is None).change(first.surroundings):
             raise STEP_CHANGED.error(name=loop.name, what=change)
-        if segments.has_other_dtypes(ran):
-            first.problem = "gives results of other dtypes where it runs at once with other steps"
-            first.remedy = "Give numbers in xs, tensors without dimensions, the dtype of the carry."
+        if different := segments.differences(ran):
+            first.problem = f"gives results of other {different} where it runs at once with other steps"
+            first.remedy = _REMEDIES[different]
             return segments, None
         self.forward.outcome, self.forward.plan = outcome, plan
         return segments, ran if outcome.settled else None
@@ -205,27 +210,31 @@ class _Call:
         """Return the gradients of all inputs, for the cotangents of the outputs."""
         owner, this, segments = self.owner, self.owner.backward, self.segments
         this.burnt = segments.burn
-        solver = segments.backward(self.ran, cotangents)
-        assert owner.forward.plan is not None
         this.plan, this.outcome = owner.forward.plan, None
-        found: Any = None
-        settled = False
-        try:
-            with _compiling(owner.known.compiler(self.watch.way), owner.loop):
-                found, this.outcome = solver.solve(this.plan.stopping)
-                settled = this.outcome.settled
-                if not settled and segments.cut.steps > 1:
-                    found, settled = solver.solve_in_order(), True
-        except torch.OutOfMemoryError:
-            raise
-        except RuntimeError as error:
-            self._refuse_changes()
-            owner.refuse(f"cannot run at once with other steps ({_first_line(error)})", segments.first.remedy)
-        given = solver.gradients(found) if settled else self._again(cotangents)
+        solver = segments.backward(self.ran, cotangents)
+        found = self._solved(solver)
+        given = self._again(cotangents) if found is None else solver.gradients(found)
         for each in (owner.forward, this):
             each.remember()
             each.report(partial(offer_figure, owner.loop.name))
         return given
+
+    def _solved(self, solver: LoopSegmentsBackward) -> Any:
+        """Return what ``solver`` finds; ``None`` if the sweeps do not settle, or the backward pass cannot run so."""
+        owner, this = self.owner, self.owner.backward
+        assert this.plan is not None
+        try:
+            with _compiling(owner.known.compiler(self.watch.way), owner.loop):
+                found, this.outcome = solver.solve(this.plan.stopping)
+                if this.outcome.settled:
+                    return found
+                return solver.solve_in_order() if self.segments.cut.steps > 1 else None
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:
+            self._refuse_changes()
+            owner.refuse(_reason(error), self.segments.first.remedy)
+            return None
 
     def _again(self, cotangents: Sequence[Tensor | None]) -> list[Tensor | None]:
         """Return the gradients from a run of the plain loop, from the same inputs."""
@@ -295,7 +304,13 @@ class _SegmentsFunction(torch.autograd.Function):
         return None, None, *given
 
 
-def _rows(carry: Sequence[Tensor]) -> Tensor:
+_REMEDIES = {
+    "dtypes": "Give numbers in xs, tensors without dimensions, the dtype of the carry.",
+    "shapes": "One of its functions is wrong under torch.func.vmap; use another one.",
+}
+
+
+def _like(carry: Sequence[Tensor]) -> Tensor:
     """Return a tensor (rows, units) without values, of the carry's largest part and coarsest dtype."""
     part = max(carry, key=Tensor.numel)
     rows = len(part) if part.dim() > 1 else 1
@@ -320,8 +335,12 @@ def _compiling(compiler: Compiler | None, loop: Loop) -> AbstractContextManager[
     return nullcontext() if compiler is None else compiling(loop.name)
 
 
-def _first_line(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}".split("\n")[0][:200]
+def _reason(error: Exception) -> str:
+    """Return why a step cannot run in segments, in words that follow "the step"."""
+    if "randomness" in str(error):  # Of an option of vmap.
+        return "draws random numbers"
+    first_line = f"{type(error).__name__}: {error}".split("\n")[0][:200]
+    return f"cannot run at once with other steps ({first_line})"
 
 
 def _copy(t: Any) -> Any:

@@ -176,14 +176,16 @@ class LoopSegments:
         pieces = [list(of_leaf) for of_leaf in zip(*by_piece, strict=True)] if ends else []
         return list(carry), list(before), pieces
 
-    def has_other_dtypes(self, ran: Ran) -> bool:
-        """Return whether a run has results of other dtypes than the loop.
+    def differences(self, ran: Ran) -> str | None:
+        """Return in what the results of a run differ from those of the loop, "dtypes" or "shapes".
 
         ``torch.func.vmap`` gives numbers, tensors without dimensions, a dimension, with which they count for dtypes.
         """
         _, made = Structure.of((self.first.carry, self.first.y))
-        found = [*ran.leaving, *(pieces[0] for pieces in ran.pieces)]
-        return [t.dtype for t in found] != [t.dtype for t in made]
+        found = [*(t[0] for t in ran.leaving), *(pieces[0][0, 0] for pieces in ran.pieces)]
+        if [t.dtype for t in found] != [t.dtype for t in made]:
+            return "dtypes"
+        return "shapes" if [t.shape for t in found] != [t.shape for t in made] else None
 
     def outputs(self, ran: Ran) -> list[Tensor]:
         """Return the leaves of the final carry and of the outputs of all steps, (T, ...)."""
@@ -210,7 +212,7 @@ class LoopSegmentsBackward:
 
     def __init__(self, segments: LoopSegments, ran: Ran, cotangents: Sequence[Tensor | None]):
         self.segments, self.ran, self.cut = segments, ran, segments.cut
-        self.final = [None if e is None else e for e in cotangents[: len(ran.leaving)]]
+        self.final = cotangents[: len(ran.leaving)]
         self.e = [None if e is None else self.cut.split(e, e.new_zeros(())) for e in cotangents[len(ran.leaving) :]]
         self.live = [n for n, t in enumerate(ran.starts) if t.requires_grad and ran.leaving[n].requires_grad]
         self.starts = [t for t in ran.starts if t.requires_grad]

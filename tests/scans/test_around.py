@@ -165,22 +165,35 @@ def test_a_step_that_fills_a_cache_runs_in_segments_from_the_second_call_on(recw
     assert not recwarn
 
 
-def test_methods_of_different_objects_are_known_apart(recwarn):
-    class Rates(dict):
-        def step(self, h, x):
-            h = torch.tanh(self.setdefault(h.dtype, 0.5) * h + x)
-            return h, h
+class Rates(dict):
+    def step(self, h, x):
+        h = torch.tanh(self.setdefault(h.dtype, 0.5) * h + x)
+        return h, h
 
-    class Others(Rates):
-        def step(self, h, x):
-            h = torch.sin(self.setdefault(h.dtype, 0.5) * h + x)
-            return h, h
 
+class Others(Rates):
+    def step(self, h, x):
+        h = torch.sin(self.setdefault(h.dtype, 0.5) * h + x)
+        return h, h
+
+
+class Both(nn.Module):
+    rates, others = Rates(), Others()
+
+    def step(self, h, x):
+        return self.rates.step(h, x)
+
+    def other(self, h, x):
+        return self.others.step(h, x)
+
+
+@pytest.mark.parametrize("steps", [(Rates().step, Others().step), ((both := Both()).step, both.other)])
+def test_methods_are_known_apart(steps, recwarn):
     x = torch.randn(T, B, H, requires_grad=True)
-    for rates in (Rates(), Others()):
+    for step in steps:
         for cut in (False, True):
             with gradfree.engine_figures() as figures:
-                _, y = gradfree.scan(rates.step, torch.zeros(B, H), x, engine=ENGINES["shooting"])
+                _, y = gradfree.scan(step, torch.zeros(B, H), x, engine=ENGINES["shooting"])
                 y.sum().backward()
             assert bool(figures) == cut
     assert not recwarn

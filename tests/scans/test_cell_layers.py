@@ -157,6 +157,20 @@ def test_evaluation_is_cut_too(mode):
     assert calls.count < 400
 
 
+@pytest.mark.filterwarnings("ignore:.*runs step by step")
+def test_what_draws_in_training_only_is_cut_in_evaluation():
+    layer, x = CellLayer(Dropping()), torch.randn(400, B, I)
+    with gradfree.create_engine("shooting", segments=10, tolerance=1e-11).attach(layer):
+        for _ in range(3):
+            layer(x)[0].sum().backward()
+        layer.eval()
+        calls = Calls(layer.cell)
+        with torch.no_grad():
+            found = layer(x)
+        assert calls.count < 400
+    assert off_by(found, layer(x)) < 1e-10
+
+
 class Calls:
     """Counts calls out of sight: what a step keeps elsewhere makes it run step by step."""
 

@@ -2,7 +2,8 @@
 
 import pytest
 import torch
-from scan_tasks import KINDS, CutTask, compare
+from oracles import off_by
+from scan_tasks import KINDS, CutTask, compare, loop
 
 import gradfree
 
@@ -84,3 +85,48 @@ def test_gradients_are_exact_to_the_tolerance_however_little_the_outputs_depend_
             found.append(torch.autograd.grad(y, weight, e)[0])
     assert [float(of["sequential"]) for of in figures.values()] == [0.0]
     assert (found[1] - found[0]).abs().max() < 1e-5 * found[0].abs().max()
+
+
+def test_a_part_of_the_carry_may_have_no_numbers(recwarn):
+    x, empty = torch.randn(64, 2, 5, requires_grad=True), torch.zeros(2, 0, requires_grad=True)
+
+    def step(carry, x):
+        h = torch.tanh(0.5 * carry[0] + x)
+        return (h, carry[1] * h[:, :0]), h
+
+    def gradients(run, **options):
+        (h, last), y = run(step, (torch.zeros(2, 5), empty), x, **options)
+        of_x, of_empty = torch.autograd.grad(h.sum() + last.sum() + y.square().sum(), [x, empty])
+        assert of_empty.shape == empty.shape
+        return [of_x]
+
+    found = gradients(gradfree.scan, engine=gradfree.create_engine("shooting", segments=8, tolerance=1e-14))
+    assert off_by(found, gradients(loop)) < 1e-10
+    assert not recwarn
+
+
+class Flat(torch.autograd.Function):
+    """Has a wrong rule for vmap: its outputs have another shape than in a loop."""
+
+    @staticmethod
+    def forward(x):
+        return x.clone()
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        pass
+
+    @staticmethod
+    def vmap(info, dims, x):
+        return x.flatten(1), 0
+
+
+def test_results_of_another_shape_than_in_the_loop_run_step_by_step():
+    def step(h, x):
+        h = torch.tanh(0.5 * h + x)
+        return h, Flat.apply(h)
+
+    start, x = torch.zeros(2, 5), torch.randn(64, 2, 5)
+    with pytest.warns(UserWarning, match="gives results of other shapes where it runs at once with other steps"):
+        found = gradfree.scan(step, start, x, engine=gradfree.create_engine("shooting", segments=8))[1]
+    assert torch.equal(found, loop(step, start, x)[1])

@@ -42,6 +42,19 @@ def reads_by_strides(params, cell, x):
     return params, lambda h, x: cell(h + (matrix @ h).as_strided(h.shape, (h.shape[1], 1)), x)
 
 
+def rolls_a_number(params, cell, x):
+    return params, lambda h, x: cell(h + h.mean().roll(1), x)
+
+
+def any_along_no_dimension(params, cell, x):
+    return params, lambda h, x: cell(torch.where((h > 0.1).any(dim=()), -h, h), x)
+
+
+def reads_a_changing_table_with_padding(params, cell, x):
+    tokens = torch.tensor([0, 1])
+    return params, lambda h, x: cell(h + F.embedding(tokens, h, padding_idx=0).sum(0), x)
+
+
 def branch(params, cell, x):
     return params, lambda h, x: cell(h, x if x.sum() > 0 else -x)
 
