@@ -11,6 +11,7 @@ from torch.optim import Optimizer
 from gradfree.choosing.watching import GradientWatch
 from gradfree.engines.discovery import Chains
 from gradfree.engines.engine import Engine, named_baseline
+from gradfree.errors import ChainError
 from gradfree.registry import resolve_engine
 from gradfree.wording import one
 
@@ -78,7 +79,11 @@ class EngineOptimizer(Optimizer):
             self.handle = self.engine.attach(model, chains, batched=batched, residual=residual)
         self.gradient_watch = watch
         if watch is not None:
-            watch.start(self.handle)
+            try:
+                watch.start(self.handle)
+            except ChainError:
+                self.handle.detach()
+                raise
 
     def detach(self) -> None:
         """Detach the engine; the optimizer continues with autograd's gradients."""

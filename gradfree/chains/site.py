@@ -43,6 +43,9 @@ class Site(ABC):
     of_layers: ClassVar[bool] = False
     """Whether links are single layers with known roles; only engines for single layers use such kinds."""
 
+    is_chain: ClassVar[bool] = True
+    """Whether its blocks are solved as one chain, and not each by itself."""
+
     several: ClassVar[bool] = False
     """Whether all evident chains of a model are attached to; otherwise several evident chains are an error."""
 

@@ -11,7 +11,9 @@ import torch
 from torch import Tensor
 
 from gradfree.chains.handle import Handle
+from gradfree.chains.report import path_name
 from gradfree.engines.options import check_count, check_number
+from gradfree.errors import ChainError
 
 _log = logging.getLogger("gradfree")
 
@@ -61,7 +63,17 @@ class GradientWatch:
         return self._handle.attached
 
     def start(self, handle: Handle) -> None:
-        """Start checking an attached engine, with the step count and options of this watch or of its loaded state."""
+        """Start checking an attached engine, with the step count and options of this watch or of its loaded state.
+
+        Raises:
+            ChainError: layers have feedback weights, as under ``fa`` and ``eprop`` with random ones.
+        """
+        for path, site in handle.chains.items():
+            if not site.is_chain:
+                raise ChainError(
+                    f"{path_name(path)} has {site}: a GradientWatch compares how chains are solved, and these layers "
+                    "are no chain. Leave it out, or compare once by gradfree.gradient_fidelity."
+                )
         self._handle = handle
         self._catch_up(self.risen)
 

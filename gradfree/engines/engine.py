@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from math import isfinite
@@ -281,6 +281,12 @@ class Engine(Solver):
         on = {
             path: Attachment(self, path, site.solved, outside, batched, buffers) for path, site in report.chains.items()
         }
-        parts = [part for path, site in report.chains.items() for part in self.install(site, on[path])]
-        parts += unsaved_hooks(part for part in parts if isinstance(part, RemovableHandle))
+        parts: list[Removable] = []
+        with ExitStack() as undo:
+            for path, site in report.chains.items():
+                parts += (new := self.install(site, on[path]))
+                for part in new:
+                    undo.callback(part.remove)
+            parts += unsaved_hooks(part for part in parts if isinstance(part, RemovableHandle))
+            undo.pop_all()
         return Handle(parts, report.chains, on)

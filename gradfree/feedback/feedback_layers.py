@@ -31,6 +31,7 @@ _LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, *_TRANSPOSED)
 class FeedbackLayers(Site):
     """All linear layers and convolutions in a module that run torch's ``forward``."""
 
+    is_chain = False
     several = True
     looks_like = "a model with an nn.Linear or a convolution in it"
 
@@ -120,8 +121,6 @@ class _Layer:
         if not input.requires_grad:
             return run(self._layer, input, *args, **kwargs)
         refuse_transforms(path)
-        if attachment.compares:
-            raise ChainError("a GradientWatch compares how chains are solved, but fa has no chains: leave it out.")
         # Read before the layer runs: a forward pass may change a computed weight, by a power iteration.
         weight = weight_of(self._layer)
         out = run(self._layer, input.detach(), *args, **kwargs)

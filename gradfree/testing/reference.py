@@ -35,7 +35,7 @@ def direct_cotangents(loss: Callable[[Sequence[Tensor]], Tensor], states: Sequen
     """Return e_1, ..., e_L: the gradient of the loss with respect to each state itself, not through later ones."""
     leaves = [h.detach().requires_grad_() for h in states]
     found = torch.autograd.grad(loss(leaves), leaves[1:], allow_unused=True)
-    return [torch.zeros(h.numel()) if e is None else e.flatten() for e, h in zip(found, leaves[1:], strict=True)]
+    return [torch.zeros_like(h).flatten() if e is None else e.flatten() for e, h in zip(found, leaves[1:], strict=True)]
 
 
 def backward(e: Sequence[Tensor], factors: Sequence[Tensor]) -> list[Tensor]:

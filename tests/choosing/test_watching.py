@@ -4,8 +4,10 @@ import io
 
 import pytest
 import torch
+from torch import nn
 
 import gradfree
+from gradfree import ChainError
 from gradfree.fidelity import loss_fidelity
 from gradfree.testing.cases import models
 
@@ -159,3 +161,17 @@ def test_an_exact_gradient_or_a_nan_cosine_changes_nothing(logged):
 def test_wrong_options_raise_and_are_named(options, error, message):
     with pytest.raises(error, match=message):
         gradfree.GradientWatch(**options)
+
+
+class Readout(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer, self.head = nn.GRU(6, 6), nn.Linear(6, 2)
+
+
+@pytest.mark.parametrize(("engine", "options"), [("fa", {}), ("eprop", {"feedback": "random"})])
+def test_layers_with_feedback_weights_cannot_be_watched_and_are_left_alone(engine, options):
+    model = Readout()
+    with pytest.raises(ChainError, match=r"has \d layers? with feedback weights.*are no chain. Leave it out"):
+        wrapped(model, engine, gradfree.GradientWatch(), **options)
+    assert not any("forward" in vars(module) for module in model.modules())

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import numpy
 import pytest
 import torch
+from torch import nn
 
 import gradfree
 from gradfree import SweepEngine
@@ -60,3 +61,20 @@ def test_numpy_numbers_are_accepted_as_options():
     assert repr(engine) == repr(gradfree.create_engine("highway_bp", iterations=2, gamma=0.5))
     with pytest.raises(TypeError, match="iterations"):
         gradfree.create_engine("highway_bp", iterations=numpy.float64(2.0))
+
+
+@pytest.mark.parametrize("name", ["fixed_point", "dsf"])
+def test_an_engine_that_fails_on_the_second_chain_is_on_none(name):
+    class Failing(type(gradfree.create_engine(name))):
+        def install(self, site, attachment):
+            if site.path == "1":
+                raise RuntimeError("no more")
+            return super().install(site, attachment)
+
+    model, x = nn.Sequential(nn.GRU(3, 3), nn.GRU(3, 3)), torch.randn(5, 2, 3)
+    before = [dict(vars(layer)) for layer in model]
+    with pytest.raises(RuntimeError, match="no more"):
+        Failing().attach(model)
+    assert [dict(vars(layer)) for layer in model] == before
+    with gradfree.create_engine("backprop").attach(model):
+        model[0](x)[0].sum().backward()

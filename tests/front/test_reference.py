@@ -99,6 +99,17 @@ CASES = [
 ]
 
 
+def test_the_dense_solver_computes_in_the_states_own_dtype():
+    weight, first = torch.randn(3, 3, dtype=torch.float64, requires_grad=True), torch.randn(2, 3, dtype=torch.float64)
+    links = [lambda h: torch.tanh(h @ weight)] * 3
+    expected = torch.autograd.grad(links[1](links[0](first)).sum(), weight)
+    torch.set_default_dtype(torch.float32)
+    states = reference.states_of(links, first)
+    e, f = reference.direct_cotangents(lambda states: states[2].sum(), states), reference.jacobians(links, states)
+    found = reference.parameter_gradients(links, states, reference.backward(e, f), [weight])
+    torch.testing.assert_close(found[0], expected[0], rtol=1e-12, atol=1e-12)
+
+
 @pytest.mark.parametrize(("made", "name", "case"), CASES, ids=lambda part: getattr(part, "__name__", None))
 def test_engines_compute_what_the_dense_solver_computes(made, name, case):
     options, solve = case
