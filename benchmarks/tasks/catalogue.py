@@ -115,6 +115,7 @@ PARITY = Task(
     steps=1500,
 )
 
+# Their rates were not tried here: the suite `online` tries some for each rule.
 DELAYED_RECALL = Task(
     name="delayed_recall",
     data=Synthetic(recall_pixels, length=16, train=20000, held_out=1000),

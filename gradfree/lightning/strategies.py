@@ -54,7 +54,7 @@ def split_options(
 
 
 def _options_of(base: type) -> list[str] | None:
-    """Return the names of the options of a strategy class; ``None`` if it may hand on others, to what is not known."""
+    """Return the names of the options of a strategy class; ``None`` if it may have others."""
     own: Any = base
     found = [*signature(own).parameters.values()]
     if all(p.kind is not Parameter.VAR_KEYWORD for p in found):

@@ -5,6 +5,7 @@ import torch
 
 import gradfree
 from gradfree.cli import main
+from gradfree.registry import engine_class
 
 HIGHWAY = gradfree.create_engine("highway_bp")
 
@@ -154,3 +155,8 @@ def test_errors_in_other_packages_do_not_affect_other_engines(capsys):
     assert gradfree.create_engine("right") == gradfree.create_engine("fixed_point")
     with pytest.raises(gradfree.ChainError, match="cannot be attached to"):
         HIGHWAY.attach(torch.nn.Linear(2, 2))
+
+
+def test_every_engine_can_be_imported_by_the_name_of_its_class():
+    kinds = {engine_class(name).__name__ for name in gradfree.list_engines()}
+    assert kinds == set(gradfree.algorithms.__all__), "export new engines in algorithms/__init__.py"
