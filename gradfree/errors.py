@@ -259,12 +259,11 @@ SHARED_WEIGHT = _row(
     "Untie them: give one of them a copy. Or train on one rank.",
 )
 
-INPUT_OF_TRAINED = _row(
+INPUT_WITH_GRADIENT = _row(
     _RANKS,
-    "inputs computed by weights outside of the model",
-    "the model gets a tensor of shape {shape} that needs a gradient and is computed from others, or is a weight: only "
-    "the first rank would get its gradient.",
-    "Move the modules that compute it into the model, or detach it.",
+    "inputs that need a gradient",
+    "the model gets a tensor of shape {shape} that needs a gradient, which only the first rank would get.",
+    "Move the modules that compute it into the model, detach it, or run the model under torch.no_grad().",
 )
 BETWEEN = _row(
     _RANKS,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any, Literal
 
 from torch import nn
@@ -11,7 +12,6 @@ from torch.optim import Optimizer
 from gradfree.choosing.watching import GradientWatch
 from gradfree.engines.discovery import Chains
 from gradfree.engines.engine import Engine, named_baseline
-from gradfree.errors import ChainError
 from gradfree.registry import resolve_engine
 from gradfree.wording import one
 
@@ -79,11 +79,10 @@ class EngineOptimizer(Optimizer):
             self.handle = self.engine.attach(model, chains, batched=batched, residual=residual)
         self.gradient_watch = watch
         if watch is not None:
-            try:
+            with ExitStack() as undo:
+                undo.callback(self.handle.detach)
                 watch.start(self.handle)
-            except ChainError:
-                self.handle.detach()
-                raise
+                undo.pop_all()
 
     def detach(self) -> None:
         """Detach the engine; the optimizer continues with autograd's gradients."""

@@ -32,7 +32,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.graph import get_gradient_edge
+from torch.autograd.graph import Node, get_gradient_edge
 
 from gradfree.algebra.cotangents import Cotangent, plus
 from gradfree.chains.chain import ChainGradients
@@ -274,15 +274,23 @@ class DepthPass:
         own = [node.index for node in asked if isinstance(node, EXIT) and node.recording is self]
         if any(i + 1 < len(self.links) or self.links[i].extra for i in own):
             raise ChainError(self._not_whole())
-        if path := next((link.path for link in self.links if asked and link.leads_to(asked)), None):
-            raise ChainError(
-                f"torch.autograd.grad cannot return the gradient of a tensor that {path} has computed, or takes from "
-                "outside without an argument: inside a chain it finds only a part of that gradient. Give it to the "
-                "block as an argument, or return it beside the state."
-            )
         inside = {index for index, number, _ in self._inside if number is None}
+        functions = set[Node]()
         for i, link in enumerate(self.links):
             check_link(link)
+            if asked and link.leads_to(asked):
+                raise ChainError(
+                    f"torch.autograd.grad cannot return the gradient of a tensor that {link.path} has computed, or "
+                    "takes from outside without an argument: inside a chain it finds only a part of that gradient. "
+                    "Give it to the block as an argument; for what the block computes, detach the engine."
+                )
+            if not functions.isdisjoint(link.graph.functions):
+                raise ChainError(
+                    f"{link.path} and a block before it take, without an argument, a tensor that a custom autograd "
+                    "function has computed: it would run backward once for each of them, on a part of the gradient. "
+                    "Pass the tensor as an argument, or let each block compute it."
+                )
+            functions.update(link.graph.functions)
             # The loss reaches the root if it uses the block's undetached output, or a view of it.
             if link.root is not None and link.has_changed and (link.is_shared or will_run(link.root)):
                 raise ChainError(

@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import GradientEdge, Node
 from torch.utils.checkpoint import CheckpointFunction
 
@@ -23,9 +22,9 @@ from gradfree.chains.refusals import problem_of_hidden_parameters
 from gradfree.depth.nodes import BORDERS
 from gradfree.depth.residual import residual_factor
 from gradfree.errors import ChainError
-from gradfree.torchside.graph import Reached, has_custom_functions, walk
+from gradfree.torchside.graph import Reached, has_custom_functions, is_foreign, walk
 from gradfree.torchside.hooks import has_hooks, without_hooks
-from gradfree.torchside.private import node_class, sequence_number, version
+from gradfree.torchside.private import node_class, version
 
 
 class BlockGraph(NamedTuple):
@@ -39,6 +38,7 @@ class BlockGraph(NamedTuple):
             for the state.
         parameters: the indices in the chain of the trainable parameters that the graph leads to.
         writes: whether a backward walk through the graph may change its first cotangent in place.
+        functions: the nodes of custom functions other than torch's.
         group_norm: whether the graph has a ``GroupNorm``.
         problem: why no chain can contain the block; ``None`` if there is no such reason.
     """
@@ -48,6 +48,7 @@ class BlockGraph(NamedTuple):
     entries: Sequence[tuple[int | None, GradientEdge]]
     parameters: Sequence[int]
     writes: bool
+    functions: Sequence[Node]
     group_norm: bool
     problem: str | None
 
@@ -95,6 +96,7 @@ class Link:
         """What the block's graph leads to; it is walked when this is first needed, in the backward pass."""
         own = () if self.entry is None else (self.entry,)
         reached = walk([self.out, *self.extra], own)
+        foreign = set(filter(is_foreign, reached.kinds))
         entries = [(self.numbers[n], GradientEdge(node, n)) for node, n in sorted(reached.stops, key=itemgetter(1))]
         of_out = entries
         if self.extra:
@@ -106,6 +108,7 @@ class Link:
             entries=entries,
             parameters=[self.known[id(leaf)] for leaf in reached.leaves if id(leaf) in self.known],
             writes=has_custom_functions(reached.kinds),
+            functions=[node for node in reached.nodes if type(node) in foreign] if foreign else [],
             group_norm=_GROUP_NORM in reached.kinds,
             problem=self._problem_with(reached),
         )
@@ -115,13 +118,6 @@ class Link:
         own = () if self.entry is None else (self.entry,)
         return not nodes.isdisjoint(walk([self.out, *self.extra], own).nodes)
 
-    def _takes_from_functions(self, reached: Reached) -> bool:
-        """Return whether the graph leads to custom functions from before the block, which may not be linear."""
-        if self.entry is None or not has_custom_functions(reached.kinds):
-            return False
-        begin = sequence_number(self.entry)
-        return any(isinstance(node, BackwardCFunction) and sequence_number(node) < begin for node in reached.nodes)
-
     def _problem_with(self, reached: Reached) -> str | None:
         """Return the message of an error if the block's graph leads to leaves or nodes outside of the pass."""
         foreign = next((leaf for leaf in reached.leaves if id(leaf) not in self.known), None)
@@ -129,8 +125,6 @@ class Link:
             what = "another state of a chain, or a tensor computed from one (such as shared keys and values),"
         elif foreign is not None:
             what = f"a tensor of shape {tuple(foreign.shape)} that needs a gradient and"
-        elif self._takes_from_functions(reached):
-            what = "a tensor computed before it by a custom function, or behind full backward hooks,"
         elif _REENTRANT in reached.kinds:
             return (
                 f"{self.path} has a checkpoint with use_reentrant=True in it. Torch runs it backward as a part of the "

@@ -175,7 +175,6 @@ class BlockRecorder:
         state, inputs, put = self.port.take(args, kwargs)
         needed = state is not None and state.requires_grad
         if not needed and not inputs and not any(p.requires_grad for p in block.parameters()):
-            refuse_transforms(self.path)  # Under vmap even weights seem to need no gradient.
             return None
         if state is None:
             self.chain.split(self.path, NO_TENSOR)
@@ -293,7 +292,10 @@ class BlockRecorder:
 # Why a block starts a new pass.
 COMPUTED = "its input is computed by the model, a hook or a reentrant checkpoint, and is not the output of a block"
 NOT_THE_STATE = "its first argument is an extra output of a block, no state; name the state with gradfree.register_port"
-CONSTANT = "its first argument needs no gradient, and another one does; name the state with gradfree.register_port"
+CONSTANT = (
+    "its first argument needs no gradient, and another one does; if that is the state, name it with "
+    "gradfree.register_port"
+)
 NO_TENSOR = "its first argument is no tensor; name the argument that is the state with gradfree.register_port"
 BRANCHING = "another block has used the output of the block before it: the blocks branch"
 HOOKED = "the state before it has a gradient hook or retain_grad(), which needs the state's whole gradient"

@@ -284,9 +284,10 @@ class Engine(Solver):
         parts: list[Removable] = []
         with ExitStack() as undo:
             for path, site in report.chains.items():
-                parts += (new := self.install(site, on[path]))
-                for part in new:
+                installed = [*self.install(site, on[path])]
+                for part in installed:
                     undo.callback(part.remove)
+                parts += installed
             parts += unsaved_hooks(part for part in parts if isinstance(part, RemovableHandle))
             undo.pop_all()
         return Handle(parts, report.chains, on)

@@ -55,14 +55,13 @@ def split_options(
 
 def _options_of(base: type) -> list[str] | None:
     """Return the names of the options of a strategy class; ``None`` if it may have others."""
-    own: Any = base
-    found = [*signature(own).parameters.values()]
-    if all(p.kind is not Parameter.VAR_KEYWORD for p in found):
-        return [p.name for p in found]
-    kinds: list[Any] = [kind for kind in base.__mro__ if "__init__" in vars(kind)]
-    if all(kind.__name__ != "DDPStrategy" for kind in kinds):
-        return None
-    return [name for kind in (*kinds, DistributedDataParallel) for name in signature(kind).parameters]
+    strategy: Any = base
+    options = signature(strategy).parameters
+    if all(p.kind is not Parameter.VAR_KEYWORD for p in options.values()):
+        return [*options]
+    made_by = next(kind.__name__ for kind in base.__mro__ if "__init__" in vars(kind))
+    _module, *of_ddp = signature(DistributedDataParallel).parameters
+    return [*options, *of_ddp] if made_by == "DDPStrategy" else None
 
 
 class EngineMixin:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -21,7 +22,7 @@ from gradfree.depth.depth_pass import recorded_links
 from gradfree.depth.ports import port_of, replaced, tensors_in
 from gradfree.engines.discovery import Chains, validate
 from gradfree.engines.engine import Engine
-from gradfree.errors import BETWEEN, EXACT_ON_RANKS, INPUT_OF_TRAINED, ChainError
+from gradfree.errors import BETWEEN, EXACT_ON_RANKS, INPUT_WITH_GRADIENT, ChainError
 from gradfree.ranks.crossings import Sent
 from gradfree.ranks.messages import OUTPUTS, Messages, group_of
 from gradfree.ranks.model_part import ModelPart
@@ -31,7 +32,7 @@ from gradfree.ranks.rank_pass import RankPass
 from gradfree.registry import resolve_engine
 from gradfree.torchside.guards import refuse_transforms
 from gradfree.torchside.private import after_backward, checkpointed, recomputed
-from gradfree.torchside.random_state import seeded_by_one_draw
+from gradfree.torchside.random_state import drawing_apart
 
 
 def layer_parallel(
@@ -118,7 +119,7 @@ class Stage(ModelPart):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run the model's forward up to this rank's last block, and return the outputs of the last rank.
 
-        Each rank runs other modules, so random numbers in them are drawn apart: behind it all ranks draw the same ones.
+        Each rank runs other modules, so what these draw is drawn apart: behind it all ranks draw the same numbers.
         """
         refuse_transforms("the model")
         if checkpointed():
@@ -126,17 +127,17 @@ class Stage(ModelPart):
                 "a checkpoint runs the whole model, and would run it again on each rank at another time. Put "
                 "checkpoints inside of the model, around its blocks."
             )
-        if torch.is_grad_enabled() and self.messages.count > 1:
-            for given in tensors_in([args, kwargs]):
-                if given.requires_grad and (not given.is_leaf or isinstance(given, nn.Parameter)):
-                    raise INPUT_OF_TRAINED.error(shape=tuple(given.shape))
+        several = self.messages.count > 1
+        for given in tensors_in([args, kwargs]):
+            if given.requires_grad and torch.is_grad_enabled() and several:
+                raise INPUT_WITH_GRADIENT.error(shape=tuple(given.shape))
         self.messages.settle()
         self._number += 1
         rank_pass = RankPass(self, self._ports, self._number)
         try:
-            with seeded_by_one_draw(self.device):
+            with drawing_apart(self._number, self.device) if several else nullcontext():
                 out, sent = self._run(rank_pass, args, kwargs), rank_pass.sent()
-            return self._shared(out, rank_pass.number, sent) if self.messages.count > 1 else out
+            return self._shared(out, rank_pass.number, sent) if several else out
         finally:
             self._pass = None
 

@@ -217,7 +217,7 @@ class SequentialRow:
             and (state.requires_grad or any(t.requires_grad for t in self._container.parameters()))
         )
 
-    def _plan(self, state: Tensor, tensors: Sequence[tuple[str, Tensor | None]], settings: Settings) -> RowPlan | str:
+    def _plan(self, state: Tensor, named: Sequence[tuple[str, Tensor | None]], settings: Settings) -> RowPlan | str:
         """Return the plan of this pass, or a string: why the blocks run one by one."""
         hooked = global_hooks() or any(len(hooks) != count for hooks, count in self._hooks)
         replaced = any("forward" in vars(module) for module in self._modules)
@@ -230,8 +230,8 @@ class SequentialRow:
             (state.shape, state.dtype, state.device),
             tuple([m.training for m in self._modules]),
             # A layer that gives up an old parametrization registers its parameter again, as its last one.
-            tuple([(name, t if t is None else (t.requires_grad, t.dtype, t.shape)) for name, t in tensors]),
-            tuple([first.setdefault(id(t), n) for n, (_, t) in enumerate(tensors)]),
+            tuple([(name, t if t is None else (t.requires_grad, t.dtype, t.shape)) for name, t in named]),
+            tuple([first.setdefault(id(t), n) for n, (_, t) in enumerate(named)]),
         )
         if key not in self._plans:
             # The blocks may draw random numbers as they are looked at.

@@ -84,14 +84,14 @@ class _Watch(TorchFunctionMode):
             return func(*args, **kwargs)
         if saves_elsewhere() and not self._saves_elsewhere:
             self.problem = "has a checkpoint inside, or other hooks for saved tensors"
+        self.note((args, kwargs))
         name = getattr(func, "__name__", "")
         if name in _OBSERVES:
             self.problem = f"calls {name} on a tensor"
-        elif wrong := wrong_under_vmap(func, args, kwargs):
+        elif wrong := wrong_under_vmap(func, args, kwargs, self._is_from_outside):
             self.problem = f"calls {wrong}, which torch.func.vmap computes wrongly; another function may run at once"
         elif func in FORMULAS:
             self.has_fused_cells = True
-        self.note((args, kwargs))
         if func in _ASKS and not self._is_from_outside(args[0]):
             self.problem = "asks whether a tensor needs a gradient"
         found = func(*args, **kwargs)

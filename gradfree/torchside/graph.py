@@ -90,5 +90,9 @@ def has_custom_functions(kinds: Iterable[type]) -> bool:
 
 def foreign_functions(kinds: Iterable[type]) -> list[str]:
     """Return the names of the custom functions among the classes of nodes that are not torch's own."""
-    functions = [function_of(kind) for kind in kinds if issubclass(kind, BackwardCFunction)]
-    return sorted(function.__name__ for function in functions if function.__module__.partition(".")[0] != "torch")
+    return sorted(function_of(kind).__name__ for kind in kinds if is_foreign(kind))
+
+
+def is_foreign(kind: type) -> bool:
+    """Return whether a class of nodes is that of a custom function that is not torch's own."""
+    return issubclass(kind, BackwardCFunction) and function_of(kind).__module__.partition(".")[0] != "torch"

@@ -13,17 +13,17 @@ from gradfree.devices.hardware import random_state, set_random_state
 
 
 @contextmanager
-def seeded_by_one_draw(device: torch.device) -> Iterator[None]:
-    """Seed torch's generators inside the ``with`` by one number that is drawn, and go on behind it as after that draw.
+def drawing_apart(number: int, device: torch.device) -> Iterator[None]:
+    """Draw other random numbers of torch inside the ``with``, and go on behind it as if nothing had been drawn.
 
     Processes with equal states have equal ones inside and behind it, however much each of them draws inside.
 
     Args:
+        number: distinguishes several uses with the same state.
         device: whose generator is restored, besides the CPU's.
     """
-    seed = int(torch.randint(2**62, (), dtype=torch.int64, device="cpu"))
     states = {each: random_state(each) for each in {torch.device("cpu"), device}}
-    torch.manual_seed(seed)
+    torch.manual_seed(int(torch.randint(2**62, (), dtype=torch.int64, device="cpu")) + number)
     try:
         yield
     finally:

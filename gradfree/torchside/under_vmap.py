@@ -2,40 +2,47 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from torch import Tensor, nn
+import torch
+from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 _WRONG = ("select_scatter", "as_strided", "as_strided_", "as_strided_copy", "linear_cross_entropy")
 """In torch 2.13: gradients of the first and last, values of the others, which use strides of the batch."""
 
 
-def wrong_under_vmap(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str | None:
-    """Return the name of the called function if vmap computes it wrongly; ``None`` for all others."""
+def wrong_under_vmap(
+    function: Any,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    is_shared: Callable[[Tensor], bool] = lambda t: True,
+) -> str | None:
+    """Return the name of the called function if vmap computes it wrongly; ``None`` for all others.
+
+    Args:
+        function: of torch.
+        args: its arguments.
+        kwargs: its keyword arguments.
+        is_shared: returns whether a table or an index of embeddings is the same for the whole batch.
+    """
     name = str(getattr(function, "__name__", "")).partition(".")[0]  # Of an overload: select_scatter.default.
     given = [*args, *kwargs.values()]
+    tensors = [each for each in given if isinstance(each, Tensor)]
     if name == "index_fill":
         is_wrong = isinstance(given[-1], Tensor)  # If only the value is a batch.
     elif name == "roll":
-        is_wrong = given[0].dim() == 0  # Goes across the batch.
+        is_wrong = tensors[0].dim() == 0  # Goes across the batch.
     elif name in ("any", "all"):
-        is_wrong = () in given[1:]  # Not element by element.
-    elif name == "embedding":
-        is_wrong = _padding(args, kwargs) not in (None, -1) and not any(map(_is_weight, given))
+        is_wrong = any(isinstance(each, tuple | list) and not each for each in given)  # Not element by element.
+    elif name == "embedding":  # Gradients at the padding, if table and indices are batches.
+        no_padding = -1 if function is torch.embedding else None
+        padding = kwargs.get("padding_idx", args[2] if len(args) > 2 else no_padding)
+        is_wrong = padding != no_padding and not any(map(is_shared, tensors))
     else:
         is_wrong = name in _WRONG
     return name if is_wrong else None
-
-
-def _padding(args: Sequence[Any], kwargs: Mapping[str, Any]) -> int | None:
-    return kwargs.get("padding_idx", args[2] if len(args) > 2 else None)
-
-
-def _is_weight(value: Any) -> bool:
-    """Return whether a table of embeddings is the same for all samples; gradients at the padding are right then."""
-    return isinstance(value, nn.Parameter) or (isinstance(value, Tensor) and value.requires_grad and value.is_leaf)
 
 
 class WrongUnderVmap(TorchFunctionMode):

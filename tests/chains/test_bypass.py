@@ -159,7 +159,7 @@ class Others(Model):
 @pytest.mark.parametrize(
     ("kind", "why"),
     [
-        (Masked, "no effect.*first argument needs no gradient, and another one does; name the state with gradfree"),
+        (Masked, "no effect.*first argument needs no gradient, and another one does; if that is the state, name it"),
         (Pair, "has never run for .*Of 'blocks.*': its first argument is no tensor; name the argument that"),
     ],
 )

@@ -147,7 +147,7 @@ class NotANumber(Net):
 
 
 PROGRAMS = {
-    "INPUT_OF_TRAINED": Net,
+    "INPUT_WITH_GRADIENT": Net,
     "BETWEEN": Between,
     "BLOCK_ORDER": OtherOrder,
     "BLOCK_ORDER, left out": LeftOut,
@@ -180,8 +180,8 @@ def said(name, make):
         # An error in a backward pass stops the other rank in the next pass.
         for _ in range(2):
             with stage.handle.exactly() if name == "EXACT_ON_RANKS" else nullcontext():
-                x = torch.randn(4, 6, requires_grad=name == "INPUT_OF_TRAINED")
-                model(2 * x if x.requires_grad else x).sum().backward()
+                x = torch.randn(4, 6, requires_grad=name == "INPUT_WITH_GRADIENT")
+                model(x).sum().backward()
     except ChainError as error:
         return str(error)
     return ""
