@@ -59,7 +59,7 @@ def run_chunk_of_segments(
 _NOT_ANEW = "fail_on_recompile"
 """The stance in which torch raises an error, which names it, in place of compiling anew."""
 
-_OTHER = "torch.compile gives other results or gradients than the step itself"
+_OTHER = "torch.compile gives other results or gradients than the step itself, or an error"
 _IN_SEGMENTS = " in segments", _OTHER, "With engine='backprop' it may be compiled, without segments"
 _IN_THE_LOOP = "", _OTHER, "Leave compile=True out"
 """Where a chunk runs uncompiled, why, and the remedy."""
@@ -113,7 +113,9 @@ class Compiler:
         self, loop: Loop, chunk: Chunk, step: LeafStep, carry: Sequence[Tensor], xs: Sequence[Tensor]
     ) -> tuple[Sequence[Tensor], list[Tensor]]:
         shapes = tuple((t.shape, t.stride(), t.dtype, t.device, t.requires_grad) for t in (*carry, *xs))
-        key = (chunk, shapes, torch.is_grad_enabled(), torch.is_inference_mode_enabled())
+        kind = carry[0].device.type
+        autocast = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
+        key = (chunk, shapes, autocast, torch.is_grad_enabled(), torch.is_inference_mode_enabled())
         run, stance = self._functions.get(key, (None, ""))
         if run is chunk:
             return chunk(step, carry, xs)
@@ -256,8 +258,9 @@ def compiling(name: str) -> Iterator[None]:
             yield
     except getattr(exc, "FailOnRecompileLimitHit", ()) as error:
         raise ChainError(
-            f"{name} is compiled anew too often: torch compiles once for each value of a number, each setting and each "
-            "module that the step takes from outside. Make such numbers tensors, or leave compile=True out."
+            f"{name} is compiled anew too often: torch compiles once for each value of a number, each setting, each "
+            "module and each shape of a tensor that the step takes from outside. Make such numbers tensors, pad such "
+            "tensors to one shape, or leave compile=True out."
         ) from error
     except exc.TorchDynamoException as error:
         raise ChainError(

@@ -208,9 +208,17 @@ def no_gradients(run):
     return wrong
 
 
+def an_error(run):
+    def wrong(step, carry, xs):
+        raise RuntimeError("aoti_torch_cpu_mm_out API call failed")
+
+    return wrong
+
+
 @pytest.mark.parametrize(
     ("kind", "wrongly"),
     [
+        ("complex state", an_error),
         ("topk, scattered", other_values),
         ("its initial state again", no_numbers),
         ("no batch dimension", other_gradients),
@@ -265,6 +273,59 @@ def test_a_hook_that_comes_later_runs_in_compiled_steps():
         _, found = gradfree.scan(step, torch.zeros(B, H), x, engine="backprop", compile=True)
         assert off_by([found], [loop(step, torch.zeros(B, H), x)[1]]) < 1e-12
         read.register_forward_hook(lambda layer, given, out: 2 * out)
+
+
+def test_what_is_only_compared_is_not_seen_by_hooks_and_retained_gradients():
+    read, x = nn.Linear(H, H), torch.randn(16, B, H)
+
+    def observed(run, **options):
+        memory, seen = read(torch.ones(B, H)), []
+        memory.retain_grad()
+        memory.register_hook(lambda g: seen.append(g.clone()))
+
+        def step(h, x):
+            h = torch.tanh(0.5 * h + x + memory)
+            return h, h
+
+        y = run(step, torch.zeros(B, H), x, **options)[1]
+        assert not seen
+        assert memory.grad is None
+        y.sum().backward()
+        return [memory.grad, *seen]
+
+    expected = observed(loop)
+    assert off_by(observed(gradfree.scan, engine="backprop", compile=True), expected) < 1e-12
+    assert len(expected) == 2
+
+
+def test_under_autocast_results_are_compared_to_its_rounding(monkeypatch, recwarn):
+    """And apart from those without autocast."""
+    monkeypatch.setattr(torch, "compile", lambda chunk, **options: other_values(chunk))
+    x = torch.randn(16, B, H, dtype=torch.float32)
+
+    def step(h, x):
+        h = torch.tanh(0.5 * h + x)
+        return h, h
+
+    def warned():
+        gradfree.scan(step, torch.zeros(B, H, dtype=torch.float32), x, engine="backprop", compile=True)
+        return any("runs uncompiled" in str(w.message) for w in recwarn)
+
+    with torch.autocast("cpu", torch.bfloat16):
+        assert not warned()
+    assert warned()
+
+
+def test_weights_that_are_cast_once_are_compared_under_autocast(recwarn):
+    read, x = nn.Linear(H, H, dtype=torch.float32), torch.randn(16, B, H, dtype=torch.float32)
+
+    def step(h, x):
+        h = torch.tanh(read(h) + x)
+        return h, h
+
+    with torch.autocast("cpu", torch.bfloat16):
+        gradfree.scan(step, torch.zeros(B, H, dtype=torch.float32), x, engine="backprop", compile=True)
+    assert not [w for w in recwarn if "runs uncompiled" in str(w.message)]
 
 
 def test_a_number_that_changes_too_often_is_named():
