@@ -12,25 +12,6 @@ import torch
 from gradfree.devices.hardware import random_state, set_random_state
 
 
-@contextmanager
-def drawing_apart(number: int, device: torch.device) -> Iterator[None]:
-    """Draw other random numbers of torch inside the ``with``, and go on behind it as if nothing had been drawn.
-
-    Processes with equal states have equal ones inside and behind it, however much each of them draws inside.
-
-    Args:
-        number: distinguishes several uses with the same state.
-        device: whose generator is restored, besides the CPU's.
-    """
-    states = {each: random_state(each) for each in {torch.device("cpu"), device}}
-    torch.manual_seed(int(torch.randint(2**62, (), dtype=torch.int64, device="cpu")) + number)
-    try:
-        yield
-    finally:
-        for each, state in states.items():
-            set_random_state(each, state)
-
-
 class RandomState:
     """The present random states of Python, numpy, and torch's generators of the CPU and of ``devices``, of any type."""
 
@@ -62,3 +43,24 @@ class RandomState:
             yield
         finally:
             present.restore()
+
+
+@contextmanager
+def drawing_apart(number: int, device: torch.device) -> Iterator[None]:
+    """Draw other random numbers inside the ``with``, and go on behind it as if nothing had been drawn.
+
+    Processes with equal states have equal ones inside and behind it, however much each of them draws inside.
+
+    Args:
+        number: distinguishes several uses with the same state.
+        device: whose generator the model draws from, besides those of the CPU.
+    """
+    before = RandomState(device)
+    seed = (int(torch.randint(2**32, (), dtype=torch.int64, device="cpu")) + number) % 2**32  # The most numpy takes.
+    random.seed(seed)
+    numpy.random.seed(seed)  # noqa: NPY002
+    torch.manual_seed(seed)
+    try:
+        yield
+    finally:
+        before.restore()

@@ -22,6 +22,7 @@ def test_three_ranks_save_and_two_resume(tmp_path):
         assert "differ in residual" in rank["one rank's option"]
         # Each rank has drawn another number of masks: two of the four blocks are on one of them.
         assert rank["goes on as before"]
+        assert rank["draws anew in each pass"]
     for rank in found[:2]:
         assert "'extra' is only in one of them" in rank["other keys"]
     assert found[0]["checkpoint"] < 1e-10

@@ -4,14 +4,17 @@ Writes how far the whole model's weights are off, and whether the checkpoint is 
 """
 
 import os
+import random
 import sys
 from datetime import timedelta
 
+import numpy
 import torch
 from rank_processes import leave
 from torch import distributed, nn
 
 import gradfree
+from gradfree.torchside.random_state import RandomState
 
 RANK = int(os.environ.get("RANK", "0"))
 
@@ -23,6 +26,13 @@ def made(layers=3):
     for layer in model.sublayers.modules():
         getattr(layer, "reset_parameters", lambda: None)()
     return model
+
+
+class Scaled(nn.Module):
+    """Draws from the generators of Python and numpy."""
+
+    def forward(self, x):
+        return x * (1 + random.random() + numpy.random.rand())  # noqa: NPY002
 
 
 def optimizer_of(model):
@@ -74,11 +84,14 @@ def main(folder):
     found["too few"] = refused(gradfree.layer_parallel, made(layers=1), "backprop", chains=["sublayers"])
     found["one rank's option"] = refused(gradfree.layer_parallel, made(), "highway_bp", residual=float(RANK))
     torch.manual_seed(0)
-    model = nn.Sequential(*(nn.Sequential(nn.Linear(6, 6), nn.Dropout(0.5)) for _ in range(4)))
+    model = nn.Sequential(*(nn.Sequential(nn.Linear(6, 6), nn.Dropout(0.5), Scaled()) for _ in range(4)))
     gradfree.layer_parallel(model, "fixed_point", chains=[list("0123")])
-    before = torch.get_rng_state()
-    model(torch.ones(2, 6)).sum().backward()
-    found["goes on as before"] = torch.equal(torch.get_rng_state(), before)
+    before, drawn = RandomState(), []
+    for _ in range(2):
+        drawn.append(model(torch.ones(2, 6)))
+        drawn[-1].sum().backward()
+    found["goes on as before"] = not before.has_drawn()
+    found["draws anew in each pass"] = not torch.equal(*drawn)
     model = made()
     stage = gradfree.layer_parallel(model, "backprop")
     optimizer = optimizer_of(model)
