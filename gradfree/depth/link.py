@@ -94,13 +94,12 @@ class Link:
     @cached_property
     def graph(self) -> BlockGraph:
         """What the block's graph leads to; it is walked when this is first needed, in the backward pass."""
-        own = () if self.entry is None else (self.entry,)
-        reached = walk([self.out, *self.extra], own)
+        reached = self._reached([self.out, *self.extra])
         foreign = set(filter(is_foreign, reached.kinds))
         entries = [(self.numbers[n], GradientEdge(node, n)) for node, n in sorted(reached.stops, key=itemgetter(1))]
         of_out = entries
         if self.extra:
-            stops = walk([self.out], own).stops
+            stops = self._reached([self.out]).stops
             of_out = [entry for entry in entries if entry[1][:2] in stops]
         return BlockGraph(
             state=of_out[0][1] if of_out and of_out[0][0] is None else None,
@@ -115,8 +114,11 @@ class Link:
 
     def leads_to(self, nodes: Set[Node]) -> bool:
         """Return whether the block's graph has one of ``nodes``."""
-        own = () if self.entry is None else (self.entry,)
-        return not nodes.isdisjoint(walk([self.out, *self.extra], own).nodes)
+        return not nodes.isdisjoint(self._reached([self.out, *self.extra]).nodes)
+
+    def _reached(self, outputs: Sequence[Tensor]) -> Reached:
+        """Walk from ``outputs`` of the block back to its inputs."""
+        return walk(outputs, () if self.entry is None else (self.entry,))
 
     def _problem_with(self, reached: Reached) -> str | None:
         """Return the message of an error if the block's graph leads to leaves or nodes outside of the pass."""

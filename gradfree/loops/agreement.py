@@ -66,10 +66,12 @@ class _Taken(TorchFunctionMode):
 def _unobserved(tensors: Sequence[Tensor]) -> Iterator[None]:
     """Keep gradients that are only compared from hooks on ``tensors``, and from ``retain_grad``."""
     grads = [(t, t.grad) for t in tensors if t.retains_grad]
-    with without_hooks(tensors):
-        yield
-    for t, grad in grads:
-        t.grad = grad
+    try:
+        with without_hooks(tensors):
+            yield
+    finally:
+        for t, grad in grads:
+            t.grad = grad
 
 
 def _results(run: Callable[..., Any], step: Any, carry: Sequence[Tensor], xs: Sequence[Tensor]) -> list[Tensor]:

@@ -69,15 +69,14 @@ class SegmentedLoop:
             [kind(self.loop.name, what, memory, length, like, "any") for what in ("forward", "backward")]
             for kind in (ScanPass, NewtonPass)
         )
-        paused = [each for each in (*in_segments, *at_once) if each.is_paused]
-        may_cut = self.rule.cut is not None and not any(each.is_paused for each in in_segments)
-        may_newton = newton is not None and not any(each.is_paused for each in at_once)
+        not_cut, not_newton = ([each for each in both if each.is_paused] for both in (in_segments, at_once))
+        may_cut, may_newton = self.rule.cut is not None and not not_cut, newton is not None and not not_newton
         watch = self.known.stopwatch(in_segments, may_cut, may_newton, self._fixed_way())
         own, allowed = (at_once, may_newton) if watch.way.by_newton else (in_segments, may_cut)
         self.forward, self.backward = own
         plan = self._plan(watch.way, newton) if allowed else None
         if plan is None or plan.count < 2:
-            return self._run_uncut(watch, paused)
+            return self._run_uncut(watch, [*not_cut, *not_newton])
         found = self._run_cut(plan, watch)
         watch.forward_ended()
         return found
