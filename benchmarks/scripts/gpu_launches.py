@@ -3,7 +3,8 @@
     python benchmarks/scripts/gpu_launches.py --counts MODULE:FUNCTION
 
 FUNCTION returns the counts of this process so far: of kernels, "launch", and of waits for the device, "sync". Any CUDA
-runtime that counts its calls will do, also one that computes nothing: sweeps end at once, whatever the mismatch is.
+runtime that counts its calls will do, also one that computes nothing: sweeps end at once, whatever the mismatch is, and
+compiled code runs, whatever its results are.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from torch import nn
 
 from gradfree import create_engine, scan
 from gradfree.benchmarks.timing.cells import LayerNormGRU, loop
+from gradfree.loops import compiled
 from gradfree.newton import iteration, newton_backward
 from gradfree.segments import multiple_shooting
 
@@ -45,6 +47,12 @@ def _settled(relative: Callable[..., float], *tensors: object) -> float:
     """Read the mismatch, and return that there is none: values may mean nothing."""
     relative(*tensors)
     return 0.0
+
+
+def _agreed(agrees: Callable[..., bool], *chunk: object) -> bool:
+    """Compare what is compiled, and return that it agrees: values may mean nothing."""
+    agrees(*chunk)
+    return True
 
 
 def counted(kind: str, size: tuple[int, int, int], engine: str, counts: Counts) -> str:
@@ -83,7 +91,7 @@ def counted_cell(size: tuple[int, int, int], run: Runner, counts: Counts) -> str
     xs = torch.randn(steps, batch, cell.read.in_features - width, device="cuda")
     for _ in range(3):
         before = counts()
-        run(cell, start, xs)[1].sum().backward()
+        run(cell, start, xs)[1].square().mean().backward()
     return _difference(before, counts())
 
 
@@ -109,6 +117,7 @@ def main() -> None:
     warnings.simplefilter("ignore")
     for module in (multiple_shooting, iteration, newton_backward):
         module.relative = partial(_settled, module.relative)  # type: ignore[attr-defined]
+    compiled.agrees = partial(_agreed, compiled.agrees)
     for name, lines in {"launches": table(counts), "launches of cells": table_of_cells(counts)}.items():
         _write(name, "".join(f"{line}\n" for line in lines))
 
