@@ -260,11 +260,11 @@ class Contest:
             # The starts of a compiled step's operations cost less, so that fewer segments may be faster.
             return [Way(fewer, True)] if fewer not in compiled and self.fastest == Way(min(cut), True) else []
         cuts = [way.segments for way in times if way != PLAIN and not way.by_newton]
-        if self.fastest.by_newton or not (cuts or not self._candidates[-1].by_newton):
+        if self.fastest.by_newton or self._candidates[-1].by_newton:
             return [] if self._compiled is None else [self.fastest._replace(is_compiled=True)]
         if not cuts:
             return [self._candidates[-1]]
-        near = [best.segments // 4] if self.fastest == PLAIN and len(cuts) == 1 else []
+        near = [cuts[0] // 4] if self.fastest == PLAIN and len(cuts) == 1 else []
         near = [best.segments // 2, best.segments * 2] if self.fastest != PLAIN else near
         fresh = [Way(count) for count in near if 2 <= count <= most and count not in cuts]
         if fresh or self._compiled is None:

@@ -37,6 +37,12 @@ def test_a_hopeless_first_way_ends_its_turn_when_others_are_timed_again():
     assert len(slow) == 2
 
 
+def test_fewer_segments_are_tried_where_newton_loses_to_the_loop_and_beats_the_first_number():
+    seconds = {NEWTON: 1.5, PLAIN: 1.0, Way(64): 2.0, Way(16): 0.5}
+    ways = calls(lambda way: seconds.get(way, 3.0), contest=Contest([NEWTON, Way(64)], None), count=30)
+    assert ways[-1] == Way(16)
+
+
 def test_numbers_of_segments_climb_to_the_fastest():
     ways = calls(lambda way: abs(way.segments - 64) + 1.0, Way(8))
     turns = [(way.segments, len(list(own))) for way, own in itertools.groupby(ways)]
