@@ -75,7 +75,7 @@ OTHER_PASS = _row(
     _PASSES,
     "`torch.jit.trace`, forward-mode differentiation, compiled autograd",
     "{where} runs in {other}, which engines do not support.",
-    "Detach it first.",
+    "Detach the engine for it: handle.detach().",
 )
 MANY_COTANGENTS = _row(
     _PASSES,

@@ -70,7 +70,7 @@ class EngineOptimizer(Optimizer):
         own = {id(p) for group in optimizer.param_groups for p in group["params"]}
         if own.isdisjoint(map(id, model.parameters())):
             raise ValueError(
-                f"the optimizer holds none of the parameters of {type(model).__name__}. Pass the model whose it has."
+                f"the optimizer holds none of the parameters of {type(model).__name__}. Pass the model that it trains."
             )
         # Optimizer.__init__ is not called: it would build separate groups.
         self.optimizer = optimizer

@@ -66,9 +66,10 @@ class Pass:
             self.pause()
             if not pause:
                 warnings.warn(
-                    f"{self.path or 'the recurrent layer'} {self.failure}: the {self.what} pass had an error of "
-                    f"{outcome.mismatches[-1]:.0e} after {outcome.sweeps} sweeps, and runs sequentially now. Sweeps "
-                    "are tried again from time to time. max_sweeps allows more; the engine 'backprop' needs none.",
+                    f"{self.path or 'the recurrent layer'} {self.failure}: after {outcome.sweeps} sweeps the "
+                    f"{self.what} pass was still off by {outcome.mismatches[-1]:.0e} (tolerance "
+                    f"{outcome.tolerance:.0e}). It runs step by step now, which is right but no faster; sweeps are "
+                    "tried again from time to time. max_sweeps allows more; the engine 'backprop' needs none.",
                     stacklevel=2,
                 )
 

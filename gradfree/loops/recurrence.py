@@ -215,5 +215,8 @@ def tensors_at(tree: Any, at: Sequence[int], name: str) -> list[Tensor]:
         return [tree]
     leaves = tree_leaves(tree)
     if [n for n, t in enumerate(leaves) if t is not None] != list(at):
-        raise TypeError(f"{name} returns another structure at some steps.")
+        raise TypeError(
+            f"{name} returns a carry or a y of another structure at some steps. Return the same tuples, lists, dicts "
+            "and None at every step."
+        )
     return [leaves[n] for n in at]

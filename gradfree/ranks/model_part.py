@@ -64,7 +64,9 @@ class ModelPart:
             ChainError: the keys differ; nothing is loaded then.
         """
         if wrong := set(self._keys) ^ state.keys():
-            raise ChainError(f"the state is not that of this model: {sorted(wrong)[0]!r} is only in one of them.")
+            key = sorted(wrong)[0]
+            where = "only the state has" if key in state else "only the model has"
+            raise ChainError(f"the state is not that of this model: {where} {key!r}.")
         self.model.load_state_dict({key: state[key] for key in self.model.state_dict()})
 
     def optimizer_state_dict(self, optimizer: Optimizer) -> dict[str, Any]:

@@ -52,7 +52,7 @@ class RowChain(DepthChain):
         self._blocks = list(chain.blocks.items())
         self._structure, self._tensors, self._states = structure, tensors, states
         self.initial = states[0]
-        self._initial = initial
+        self._needs_initial = initial
         self._numbers = {id(p): n for n, p in enumerate(parameters)}
         self._span = f"{self._blocks[-1][0]} to {self._blocks[0][0]}"
 
@@ -67,7 +67,7 @@ class RowChain(DepthChain):
 
     def _link(self, index: int) -> Link:
         path, block = self._blocks[index]
-        given = entering(self._states[index], self._initial or index > 0)
+        given = entering(self._states[index], self._needs_initial or index > 0)
         out = call(self._structure, {name: column[index] for name, column in self._tensors.items()}, given)
         self._check(out.detach(), self._states[index + 1], path)
         link = Link(path, block, out, given.grad_fn, [None], self._numbers, out.grad_fn)
@@ -105,8 +105,8 @@ class RowChain(DepthChain):
         first, last = self._blocks[0][0], self._blocks[-1][0]
         if isinstance(factor, Tensor):
             raise ChainError(
-                f"the residual path of the blocks from {first} on is not the same number in every pass any more, which "
-                "a batch needs. Attach with batched=False."
+                f"the skip connection of the blocks from {first} on is not one number, as in x + g(x), any more: it "
+                "depends on values, as a gate does. Blocks in a batch cannot have that: attach with batched=False."
             )
         if self.requires_residual and factor == 0.0 and self.declared is None:
             raise ChainError(NO_RESIDUAL.format(first=first, last=last))
@@ -160,7 +160,7 @@ class RowChain(DepthChain):
         columns = [self._tensors[name] for name in weights]
         if not self.keep_graph:
             del self._batch, inputs, weights, out
-        if self._initial:
+        if self._needs_initial:
             initial = entered[0].clone()  # A view would keep the gradients of all links' inputs alive.
         for column, stacked in zip(columns, gradients, strict=True):
             if stacked is None:  # The blocks do not use it: no gradient, as in autograd.

@@ -58,8 +58,8 @@ class FirstStep:
     may_be_cache: bool
     surroundings: Surroundings
     remedy: str = (
-        "What it keeps it may return as a part of y or of the carry; random numbers may be drawn before and passed in "
-        "xs. engine='backprop' is the plain loop without this warning."
+        "Steps run at once if they keep nothing outside (return it as a part of y or of the carry) and draw nothing "
+        "(draw before, and pass it in xs). engine='backprop' is the plain loop without this warning."
     )
 
 

@@ -64,8 +64,8 @@ def scan(
     loops = solver.loops
     if loops is None:
         raise ValueError(
-            f"scan: {type(solver).__name__} only solves recorded chains. Use engine='shooting', 'newton', 'auto' or "
-            "'backprop', or attach the engine to a gradfree.CellLayer."
+            f"scan: {type(solver).__name__} cannot run a step function. Use engine='shooting', 'newton', 'auto' or "
+            "'backprop', or put the cell into a gradfree.CellLayer and attach the engine to that."
         )
     if compile and (others := [t for t in tree_leaves(init) if not (t is None or isinstance(t, Tensor))]):
         raise TypeError(

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.autograd.function import FunctionCtx
 
 from gradfree.chains.refusals import problems_of_backward_hooks, problems_of_forward_hooks
+from gradfree.chains.report import path_name
 from gradfree.chains.site import Removable, Site
 from gradfree.chains.solving import Attachment
 from gradfree.errors import (
@@ -88,7 +89,10 @@ class CellLayerSite(Site):
         if self.attachment_on(self._layer):
             yield ATTACHED.message(path=self.path or "the model")
         if type(self._layer).unroll is not CellLayer.unroll:
-            yield f"{self.path} is a {type(self._layer).__name__} with another unroll, which an engine would replace."
+            yield (
+                f"{path_name(self.path)} is a {type(self._layer).__name__} with another unroll, which an engine would "
+                "replace. Override the cell's forward, or leave the layer out: chains=[...]."
+            )
         if runs_by_units(self._layer.cell):
             yield from self.problems_when_linearised()
 

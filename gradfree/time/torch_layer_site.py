@@ -82,7 +82,10 @@ class TorchLayerSite(Site):
         if self.attachment_on(module):
             yield ATTACHED.message(path=self.path or "the model")
         elif "forward" in vars(module):
-            yield f"{self.path} has a forward on the instance. Remove it while an engine is attached."
+            yield (
+                f"{path_name(self.path)} has a forward on the instance, which an engine would replace. Remove it while "
+                "an engine is attached."
+            )
 
     def problems_when_linearised(self) -> Iterator[str]:
         """Yield that only engines with ``loops`` take layers with projections, which they leave to torch."""

@@ -238,7 +238,7 @@ def test_dim_and_reverse_are_those_of_torchs_scan(dim, reverse, engine):
         ((torch.zeros(4, 3), torch.zeros(5, 3)), "shooting", ValueError, "one length"),
         ([1.0], "shooting", TypeError, "xs must be tensors"),
         ((torch.zeros(4, 3), torch.tensor(1.0)), "shooting", ValueError, "no dim 0 for time"),
-        (torch.zeros(4, 3), "dsf", ValueError, "only solves recorded chains"),
+        (torch.zeros(4, 3), "dsf", ValueError, "cannot run a step function"),
     ],
 )
 def test_bad_arguments_are_refused(xs, engine, error, message):
