@@ -13,7 +13,7 @@ from gradfree.chains.report import Report, path_name
 from gradfree.engines.discovery import Chains, validate
 from gradfree.engines.engine import NOTHING_ATTACHED, Engine
 from gradfree.engines.rank_segment import Neighbors, rank_gradients
-from gradfree.loops.compiled import run_every_step
+from gradfree.loops.compiled import run_plain_loop
 from gradfree.loops.recurrence import Loop, LoopMemory, Runner
 from gradfree.time.forward import LayerCall
 
@@ -94,4 +94,4 @@ class Backprop(Engine):
 
 def run_plain(loop: Loop, memory: LoopMemory, scratch: nn.Module | None) -> tuple[Any, Any]:
     """Run a loop as it is, or in compiled chunks."""
-    return run_every_step(loop, memory.compiler)
+    return run_plain_loop(loop, memory.compiler)

@@ -117,7 +117,7 @@ def main() -> None:
     warnings.simplefilter("ignore")
     for module in (multiple_shooting, iteration, newton_backward):
         module.relative = partial(_settled, module.relative)  # type: ignore[attr-defined]
-    compiled.agrees = partial(_agreed, compiled.agrees)
+    compiled.agrees = partial(_agreed, compiled.agrees)  # type: ignore[attr-defined]
     for name, lines in {"launches": table(counts), "launches of cells": table_of_cells(counts)}.items():
         _write(name, "".join(f"{line}\n" for line in lines))
 

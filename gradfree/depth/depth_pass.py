@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import itertools
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from threading import Lock
 from typing import Any
 
@@ -277,41 +277,50 @@ class DepthPass:
         inside = {index for index, number, _ in self._inside if number is None}
         functions = set[Node]()
         for i, link in enumerate(self.links):
-            check_link(link)
-            if asked and link.leads_to(asked):
-                raise ChainError(
-                    f"torch.autograd.grad cannot return the gradient of a tensor that {link.path} has computed, or "
-                    "takes from outside without an argument: inside a chain it finds only a part of that gradient. "
-                    "Give it to the block as an argument; for what the block computes, detach the engine."
-                )
-            if not functions.isdisjoint(link.graph.functions):
-                raise ChainError(
-                    f"{link.path} and a block before it take, without an argument, a tensor that a custom autograd "
-                    "function has computed: it would run backward once for each of them, on a part of the gradient. "
-                    "Pass the tensor as an argument, or let each block compute it."
-                )
+            self._refuse_in_link(i, asked, inside, functions)
             functions.update(link.graph.functions)
-            # The loss reaches the root if it uses the block's undetached output, or a view of it.
-            if link.root is not None and link.has_changed and (link.is_shared or will_run(link.root)):
-                raise ChainError(
-                    f"the output of {link.path} shares memory with another state or output, or is stored by the block "
-                    "and used by the loss, and was changed in place after the block: it would get a wrong gradient. "
-                    "Use the out-of-place operation (h = h + x, not h += x)."
-                )
-            used_twice = link.extra or i + 1 in inside or i + 1 < len(self.links)
-            if link.is_hooked and (used_twice or (link.root is not None and will_run(link.root))):
-                raise ChainError(
-                    f"the output of {link.path} has a gradient hook or retain_grad(), which would see only a part of "
-                    "its gradient: the hook was registered after the next block had run, or the block returned other "
-                    "tensors beside its state, or stored its state for the loss. Register it before the next block "
-                    "runs, on a block that returns only its state."
-                )
-            if link.in_place and i and (self._direct[i - 1] is not None or i in inside):
-                raise ChainError(
-                    f"{link.path} changes its input in place, the output of {self.links[i - 1].path}, which the model "
-                    "uses elsewhere, too: the two values would share one gradient. Use the out-of-place operation "
-                    "(nn.ReLU(inplace=False), x = x + y)."
-                )
+
+    def _refuse_in_link(self, i: int, asked: Set[Node], inside: Set[int], functions: Set[Node]) -> None:
+        """Check block i; ``functions`` are the custom functions of the graphs of those before it.
+
+        Raises:
+            ChainError: as :meth:`_refuse_unseen`.
+        """
+        link = self.links[i]
+        check_link(link)
+        if asked and link.leads_to(asked):
+            raise ChainError(
+                f"torch.autograd.grad cannot return the gradient of a tensor that {link.path} has computed, or "
+                "takes from outside without an argument: inside a chain it finds only a part of that gradient. "
+                "Give it to the block as an argument; for what the block computes, detach the engine."
+            )
+        if not functions.isdisjoint(link.graph.functions):
+            raise ChainError(
+                f"{link.path} and a block before it take, without an argument, a tensor that a custom autograd "
+                "function has computed: it would run backward once for each of them, on a part of the gradient. "
+                "Pass the tensor as an argument, or let each block compute it."
+            )
+        # The loss reaches the root if it uses the block's undetached output, or a view of it.
+        if link.root is not None and link.has_changed and (link.is_shared or will_run(link.root)):
+            raise ChainError(
+                f"the output of {link.path} shares memory with another state or output, or is stored by the block "
+                "and used by the loss, and was changed in place after the block: it would get a wrong gradient. "
+                "Use the out-of-place operation (h = h + x, not h += x)."
+            )
+        used_twice = link.extra or i + 1 in inside or i + 1 < len(self.links)
+        if link.is_hooked and (used_twice or (link.root is not None and will_run(link.root))):
+            raise ChainError(
+                f"the output of {link.path} has a gradient hook or retain_grad(), which would see only a part of "
+                "its gradient: the hook was registered after the next block had run, or the block returned other "
+                "tensors beside its state, or stored its state for the loss. Register it before the next block "
+                "runs, on a block that returns only its state."
+            )
+        if link.in_place and i and (self._direct[i - 1] is not None or i in inside):
+            raise ChainError(
+                f"{link.path} changes its input in place, the output of {self.links[i - 1].path}, which the model "
+                "uses elsewhere, too: the two values would share one gradient. Use the out-of-place operation "
+                "(nn.ReLU(inplace=False), x = x + y)."
+            )
 
     def _refuse_converted(self) -> None:
         """Raise if a parameter has another dtype or device than when the pass began."""

@@ -151,7 +151,7 @@ def costs_of(device: torch.device) -> Costs:
 
 
 def free_rows(like: Tensor, kind: str, fused: bool) -> float:
-    """Return how many rows of a forward step take as long as its start: measured on a CPU, else an estimate.
+    """Return R such that a forward step with n rows takes 1 + n / R times its start: measured on a CPU, else estimated.
 
     Args:
         like: a state, (B, H), not read.

@@ -197,6 +197,7 @@ class LayerChain(DepthChain):
         low = {self.recording.initial.dtype, *(link.out.dtype for link in self.links)} != {shift.dtype}
         # Whether to carry the difference from layer to layer: as precise as it is, not as the states are.
         shifts = low or norms is None
+        # The state of the second pass or, with ``shifts``, its difference from that of the first one.
         other = shift if shifts else self.recording.initial - shift
         del shift
         waiting: Link | None = None

@@ -61,6 +61,7 @@ _NOT_ANEW = "fail_on_recompile"
 
 _OTHER = "torch.compile gives other results or gradients than the step itself, or an error"
 _IN_SEGMENTS = " in segments", _OTHER, "With engine='backprop' it may be compiled, without segments"
+_CUSTOM = " in segments", "it calls a torch.autograd.Function, whose gradient torch may lose there", _IN_SEGMENTS[2]
 _IN_THE_LOOP = "", _OTHER, "Leave compile=True out"
 """Where a chunk runs uncompiled, why, and the remedy."""
 
@@ -151,7 +152,7 @@ class Compiler:
             problem = "", "the step changes its carry or its x in place", "Compute new tensors, h = h + x"
         elif in_segments and _calls_custom_function(found, start):
             # torch 2.13 loses their gradients, or names them in an error.
-            problem = _IN_SEGMENTS
+            problem = _CUSTOM
         else:
             run = _compile(chunk, carry[0].device, len(self._functions)) if run is None else run
             # Steps in segments keep nothing outside, which is checked before.
@@ -212,7 +213,7 @@ def _hooks(tensors: Sequence[Tensor]) -> list[int]:
     return [len(hooks_of(t) or ()) for t in tensors]
 
 
-def run_every_step(loop: Loop, compiler: Compiler | None) -> tuple[Any, Any]:
+def run_plain_loop(loop: Loop, compiler: Compiler | None) -> tuple[Any, Any]:
     """Run ``loop`` step by step or, with a compiler, in compiled chunks; return the final carry and the outputs."""
     found: tuple[Any, Any] = loop.run() if compiler is None else run_compiled(loop, compiler)[0]
     return found

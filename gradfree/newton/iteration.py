@@ -102,11 +102,11 @@ def iterate(
 def remaining_change(changes: Sequence[float]) -> float:
     """Return the expected change by all further sweeps, in multiples of the last change.
 
-    Assumes a geometric series of changes, and at least the last one again: sweeps may slow down, and where K is all of
-    F a step whose change was small may yet have the largest.
+    Takes the changes as a geometric series, but at least the last one again: sweeps may slow down, and where K is all
+    of F a step whose change was small may yet have the largest.
     """
-    *_, second, last = (inf, *changes)
-    if second in (0.0, inf) or last >= second:
-        return 1.0 if second == inf else _MAX_REMAINING
-    rate = last / second
-    return min(max(1.0, rate / (1 - rate)), _MAX_REMAINING)
+    if len(changes) == 1:
+        return 1.0
+    second, last = changes[-2:]
+    rate = last / second if second else inf
+    return _MAX_REMAINING if rate >= 1 else min(max(1.0, rate / (1 - rate)), _MAX_REMAINING)

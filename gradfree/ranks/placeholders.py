@@ -8,7 +8,6 @@ forward.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from typing import Any
 
 from torch import Tensor, nn
 
@@ -16,15 +15,7 @@ from gradfree.torchside.graph import walk
 
 
 class EarlyExit(BaseException):
-    """Leaves the model's forward after the rank's last block. A BaseException, so that models do not catch it.
-
-    Args:
-        state: the input state of the next rank's first block.
-    """
-
-    def __init__(self, state: Any):
-        super().__init__()
-        self.state = state
+    """Leaves the model's forward after the rank's last block. A BaseException, so that models do not catch it."""
 
 
 def placeholder(tensor: Tensor) -> Tensor:

@@ -78,7 +78,7 @@ class RankPass:
         if index >= self._run.stop:
             if state is not self._state:
                 raise errors.BETWEEN.error(path=self._blocks[index])
-            raise EarlyExit(state)
+            raise EarlyExit
         if index == 0:
             (self._state,), (self.left_wants_cotangents, self._rests) = self.messages.receive_all(
                 self.position - 1, self.number, STATE, self._entry, self.device
@@ -125,7 +125,7 @@ class RankPass:
         if index == self._run.stop - 1:
             self._state, self._leaving = state, (state.shape, state.dtype)
 
-    def leave(self) -> None:
+    def send_right(self) -> None:
         """Send the last state to the next rank."""
         state = self._state
         assert state is not None

@@ -147,7 +147,7 @@ class Stage(ModelPart):
         try:
             return rank_pass.end(self._forward(*args, **kwargs))
         except EarlyExit:
-            return rank_pass.leave()
+            return rank_pass.send_right()
 
     def _shared(self, out: Any, number: int, sent: Tensor) -> Any:
         """Return the model's output on all ranks, each of which computes the same loss from it.

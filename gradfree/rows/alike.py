@@ -102,6 +102,11 @@ def _why_not_batchable(module: nn.Module) -> str | None:
 
 
 def _why_not_traceable(block: nn.Module, declared: bool) -> str | None:
+    """Return why the block's forward cannot be traced, if so.
+
+    Raises:
+        ChainError: the forward keeps what tracing has made outside of the block.
+    """
     proxies: list[Any] = []
     reason = _trace_problem(block, declared, proxies)
     if _any_alive(proxies):

@@ -51,13 +51,12 @@ _CHANGES = 16
 class RowPlan(local):
     """How to solve a row.
 
+    ``local`` calls ``__init__`` in each thread that uses the plan, so that each has its own copy of the structure: a
+    functional call replaces its tensors while it runs.
+
     Args:
         structure: a copy of a block without its numbers, which shares the block's settings.
         settings: those of all blocks.
-
-    Attributes:
-        structure: a copy of it for this thread: a functional call replaces its tensors while it runs.
-        settings: as given.
     """
 
     def __init__(self, structure: nn.Module, settings: Settings):

@@ -17,7 +17,7 @@ from gradfree.chains.solving import offer_figure
 from gradfree.convergence.outcome import coarsest_dtype
 from gradfree.devices.costs import SHORTEST_SCAN
 from gradfree.errors import CHANGED_IN_PLACE, STEP_CHANGED, ChainError
-from gradfree.loops.compiled import Compiler, compiling, run_compiled, run_every_step
+from gradfree.loops.compiled import Compiler, compiling, run_compiled, run_plain_loop
 from gradfree.loops.recurrence import Loop, LoopMemory, Structure, builder
 from gradfree.newton.iteration import NewtonRule
 from gradfree.scans.first_step import FirstStep, Replacing, run_first_step
@@ -62,21 +62,21 @@ class SegmentedLoop:
         if not carry or torch.compiler.is_compiling() or transforms_active() or other_pass() is not None:
             return self.loop.run()
         if self.loop.length < SHORTEST_SCAN and self._fixed_way() is None:
-            return run_every_step(self.loop, self.known.compiler(Way(1, is_compiled=True)))
+            return run_plain_loop(self.loop, self.known.compiler(Way(1, is_compiled=True)))
         like, length = _like(carry), self.loop.length
         memory, newton = self.known.memory(like), self.rule.newton_stopping(carry, length)
         in_segments, at_once = (
             [kind(self.loop.name, what, memory, length, like, "any") for what in ("forward", "backward")]
             for kind in (ScanPass, NewtonPass)
         )
-        not_cut, not_newton = ([each for each in both if each.is_paused] for both in (in_segments, at_once))
-        may_cut, may_newton = self.rule.cut is not None and not not_cut, newton is not None and not not_newton
+        paused_cuts, paused_newton = ([each for each in both if each.is_paused] for both in (in_segments, at_once))
+        may_cut, may_newton = self.rule.cut is not None and not paused_cuts, newton is not None and not paused_newton
         watch = self.known.stopwatch(in_segments, may_cut, may_newton, self._fixed_way())
         own, allowed = (at_once, may_newton) if watch.way.by_newton else (in_segments, may_cut)
         self.forward, self.backward = own
         plan = self._plan(watch.way, newton) if allowed else None
         if plan is None or plan.count < 2:
-            return self._run_uncut(watch, [*not_cut, *not_newton])
+            return self._run_uncut(watch, [*paused_cuts, *paused_newton])
         found = self._run_cut(plan, watch)
         watch.forward_ended()
         return found
@@ -135,12 +135,12 @@ class SegmentedLoop:
             if ran is not None:
                 return self._connected(segments, ran, watch)
         if first.problem is not None and not (first.may_be_cache and self.known.excuse_change()):
-            self.refuse(first.problem, first.remedy)
+            self.give_up(first.problem, first.remedy)
         carry, ys = loop.run(loop.inputs()[1:], first.carry, [first.y])
         self._when_backward((carry, ys), [self.forward.remember])
         return carry, ys
 
-    def refuse(self, problem: str, remedy: str) -> None:
+    def give_up(self, problem: str, remedy: str) -> None:
         """Run the next calls step by step, and warn of the reason."""
         self.known.warn(f"{self.loop.name} runs step by step: the step {problem}. {remedy}")
         self.forward.pause()
@@ -212,11 +212,11 @@ class _Call:
         this.plan, this.outcome = owner.forward.plan, None
         solver = segments.backward(self.ran, cotangents)
         found = self._solved(solver)
-        given = self._again(cotangents) if found is None else solver.gradients(found)
+        gradients = self._by_plain_loop(cotangents) if found is None else solver.gradients(found)
         for each in (owner.forward, this):
             each.remember()
             each.report(partial(offer_figure, owner.loop.name))
-        return given
+        return gradients
 
     def _solved(self, solver: LoopSegmentsBackward) -> Any:
         """Return what ``solver`` finds; ``None`` if the sweeps do not settle, or the backward pass cannot run so."""
@@ -232,10 +232,10 @@ class _Call:
             raise
         except RuntimeError as error:
             self._refuse_changes()
-            owner.refuse(_reason(error), self.segments.first.remedy)
+            owner.give_up(_reason(error), self.segments.first.remedy)
             return None
 
-    def _again(self, cotangents: Sequence[Tensor | None]) -> list[Tensor | None]:
+    def _by_plain_loop(self, cotangents: Sequence[Tensor | None]) -> list[Tensor | None]:
         """Return the gradients from a run of the plain loop, from the same inputs."""
         self._refuse_changes()
         loop, segments, first = self.owner.loop, self.segments, self.segments.first
@@ -272,7 +272,6 @@ class _Call:
 
 class _Context(FunctionCtx):
     call: _Call
-    name: str
 
 
 class _SegmentsFunction(torch.autograd.Function):

@@ -220,13 +220,8 @@ class GRUSegmentsBackward:
         for low, high in reversed([(0, 1), *((low, min(low + len(buffer), len(out))) for low in starts)]):
             here = slice(low, high)
             whole = buffer[: high - low].view(-1, *d.shape[:-1], 4 * width)
-            of_q_n, of_rz, of_n = whole.split([width, 2 * width, width], -1)
-            of_r, of_z = of_rz.chunk(2, -1)
-            through_tanh(torch.sub(1, z[here], out=of_n), n[here])
-            torch.mul(of_n, hidden[here], out=of_r)
-            torch.sub(out[low - 1 : high - 1] if low else start.view(1, *d.shape), n[here], out=of_z)
-            through_sigmoid(of_rz, rz[here])
-            torch.mul(of_n, r[here], out=of_q_n)
+            before = out[low - 1 : high - 1] if low else start.view(1, *d.shape)
+            self._write_derivatives(whole, before, *(gate[here] for gate in (r, z, rz, n, hidden)))
             e_before = e[low - 1 : high - 1].unbind(0) if low else (nothing,)
             four, of_q = whole.unflatten(-1, (4, width)).unbind(0), buffer[: high - low, :, : 3 * width].unbind(0)
             for step in reversed(range(high - low)):
@@ -235,3 +230,15 @@ class GRUSegmentsBackward:
                 delta.addmm_(of_q[step], self.weight)
             cotangents[here] = whole
         return delta
+
+    def _write_derivatives(
+        self, into: Tensor, before: Tensor, r: Tensor, z: Tensor, rz: Tensor, n: Tensor, hidden: Tensor
+    ) -> None:
+        """Write the derivatives of h_t by Q_n, P_r, P_z and P_n: h_t = n + z (h_{t-1} - n), n = tanh(P_n + r Q_n)."""
+        of_q_n, of_rz, of_n = into.split([self.width, 2 * self.width, self.width], -1)
+        of_r, of_z = of_rz.chunk(2, -1)
+        through_tanh(torch.sub(1, z, out=of_n), n)
+        torch.mul(of_n, hidden, out=of_r)
+        torch.sub(before, n, out=of_z)
+        through_sigmoid(of_rz, rz)
+        torch.mul(of_n, r, out=of_q_n)

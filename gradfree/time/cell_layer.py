@@ -13,7 +13,7 @@ from torch.nn.utils.rnn import PackedSequence
 from torch.utils._pytree import tree_flatten
 
 from gradfree.algebra.block_scan import Blocks
-from gradfree.loops.compiled import Compiler, run_every_step
+from gradfree.loops.compiled import Compiler, run_plain_loop
 from gradfree.loops.recurrence import Loop
 from gradfree.time.packing import PackedRows, Padding
 from gradfree.time.recorded_step import recorded_step
@@ -95,7 +95,7 @@ class CellLayer(nn.Module):
             parts: the parts of the initial state.
             padding: the padding behind sequences of several lengths. ``None``: all have T steps.
         """
-        return results(run_every_step(self.loop(x, parts, padding), self.compiler), padding)
+        return results(run_plain_loop(self.loop(x, parts, padding), self.compiler), padding)
 
     @property
     def compiler(self) -> Compiler | None:
