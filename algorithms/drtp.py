@@ -29,8 +29,8 @@ class DRTP(DFA):
     that gradients are linear in the loss, as GradScaler and accumulation need, and end when the error does. Matrices
     and layers are those of :class:`~gradfree.algorithms.dfa.DFA` in chains of single layers.
 
-    Needs the targets: class indices (N,), or numbers (N, outputs). Costs less than backpropagation: no product with a
-    transposed weight.
+    Needs the targets: class indices (N,), or numbers (N, outputs); of one output also (N,). Costs less than
+    backpropagation: no product with a transposed weight.
 
     Args:
         seed: of the random matrices.
@@ -47,15 +47,19 @@ class DRTP(DFA):
         """Return the negative targets, times the norm of each sample's error.
 
         Raises:
-            ChainError: the targets do not fit the outputs.
+            ChainError: the outputs are not (samples, classes), or the targets do not fit them.
         """
-        targets: Any = torch.as_tensor(chain.lesson.targets, device=error.device)
-        if targets.shape == error.shape[:1] and not targets.is_floating_point():
+        self.refuse_other_outputs(chain, error)
+        given: Any = torch.as_tensor(chain.lesson.targets, device=error.device)
+        targets = given
+        if given.shape == error.shape[:1] and error.shape[1] == 1:
+            targets = given.unsqueeze(1)
+        elif given.shape == error.shape[:1] and not given.is_floating_point():
             # Not one_hot(), which reads the largest class from the device.
-            targets = targets.unsqueeze(1) == torch.arange(error.shape[-1], device=error.device)
+            targets = given.unsqueeze(1) == torch.arange(error.shape[-1], device=error.device)
         if targets.shape != error.shape:
             raise ChainError(
-                f"DRTP: the lesson has targets {tuple(targets.shape)}, but {chain.links[chain.last].path!r} returns "
+                f"DRTP: the lesson has targets {tuple(given.shape)}, but {chain.links[chain.last].path!r} returns "
                 f"{tuple(error.shape)}. Give class indices (samples,) or numbers (samples, outputs), of this batch."
             )
         _, norms = normalised(error)

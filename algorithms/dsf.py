@@ -34,7 +34,7 @@ class DSF(SweepEngine):
         feedback: a. "linspace": from 0 to 1 over the units, as in the paper. "gate": a running mean of the update
             gate (GRU) or forget gate (LSTM, for c only), saved in checkpoints. Or a number for all units, or a
             tensor or sequence of H numbers. ``None``: "gate" for recurrent layers whose cell has a gate, else
-            "linspace".
+            "linspace". Units are the last dimension of a state, in images the columns.
         iterations: sweeps that refine the result as in Highway-BP; 0 is the paper's algorithm.
     """
 
@@ -108,7 +108,10 @@ class DSF(SweepEngine):
             return chain.constant(torch.linspace(0, 1, units, dtype=wide, device=chain.like.device))
         if isinstance(self.feedback, tuple):
             if len(self.feedback) != units:
-                raise ChainError(f"DSF: feedback has {len(self.feedback)} numbers, but the states have {units} units.")
+                raise ChainError(
+                    f"DSF: feedback has {len(self.feedback)} numbers, but the states have {units} units, their last "
+                    "dimension. Give one number for each, or one for all."
+                )
             numbers = torch.tensor(self.feedback, dtype=wide, device="cpu")
             return chain.constant(to_device(numbers, chain.like.device))
         return chain.constant(cast("float", self.feedback))

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from gradfree.algebra.block_scan import Blocks
+from gradfree.chains.report import path_name
+from gradfree.chains.site import Site
 from gradfree.engines.online import UnitEngine
+from gradfree.errors import ChainError
+from gradfree.time.cell_site import CellLayerSite
 from gradfree.time.time_chain import TimeChain
 
 
@@ -27,6 +32,26 @@ class SnAp(UnitEngine):
         stream: see :class:`~gradfree.engines.online.StreamEngine`.
     """
 
+    def problems_with(self, site: Site) -> Iterator[str]:
+        """Yield a problem for a cell with an output beside its state, whose units are not those of the state."""
+        yield from super().problems_with(site)
+        if isinstance(site, CellLayerSite) and site.has_extra_output:
+            yield (
+                f"{path_name(site.path)} has a cell that returns an output beside its state (output_size): SnAp pairs "
+                "what belongs to one unit, and an output has others. Compute it from the layer's states, behind the "
+                "layer, or use the engine 'rtrl'."
+            )
+
     def blocks(self, chain: TimeChain) -> Blocks:
-        """Return the diagonal of each F_t, unit by unit."""
+        """Return the diagonal of each F_t, unit by unit.
+
+        Raises:
+            ChainError: the parts of the state have several shapes, or more dimensions than (B, H).
+        """
+        shapes = sorted({tuple(part.shape[1:]) for part in chain.states})
+        if len(shapes) > 1 or len(shapes[0]) > 2:
+            raise ChainError(
+                f"{path_name(chain.path)}: SnAp keeps numbers for each unit, so all parts of a state must have one "
+                f"shape (samples, units), not {' and '.join(map(str, shapes))}. Use the engine 'rtrl' or 'uoro'."
+            )
         return chain.unit_blocks(carried=False)

@@ -100,6 +100,13 @@ SETTINGS_CHANGED = _row(
     "Change settings after the backward pass. For blocks, attach with batched=False; a CellLayer takes 'shooting' or "
     "'backprop'.",
 )
+CHUNK_TWICE = _row(
+    _PASSES,
+    "a chunk of a stream that is solved twice",
+    "{path} gets a second backward pass through one chunk of a stream (retain_graph=True), or is part of a block that "
+    "another engine runs backward several times: the second pass would carry nothing to the next chunk.",
+    "Add the losses and call backward() once for each chunk; keep the layer out of the other engine's chains.",
+)
 NO_LESSON = _row(
     _PASSES,
     "an engine that learns from targets or from the loss itself, without them",

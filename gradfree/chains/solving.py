@@ -15,6 +15,7 @@ from gradfree.chains.lesson import Lesson
 from gradfree.chains.memory import Memory
 from gradfree.chains.survey import LinkFindings, products
 from gradfree.devices.hardware import without_tf32
+from gradfree.errors import CHUNK_TWICE
 from gradfree.wording import one
 
 Figures = dict[str, dict[str, Tensor]]
@@ -78,6 +79,17 @@ class Attachment:
         """Yield the model's parameters outside of its chains."""
         for own in self._outside:
             yield from (p for p in own.values() if p is not None)
+
+    def refuse_again(self, ctx: Any) -> None:
+        """Note on a pass's context that the engine solves it; raise if it has and carries something from pass to pass.
+
+        Raises:
+            ChainError: the pass is one of a stream and was solved before.
+        """
+        if self.engine.continues and not self.use_exact:
+            if getattr(ctx, "is_solved", False):
+                raise CHUNK_TWICE.error(path=self.path or "the layer")
+            ctx.is_solved = True
 
     def solve(self, chain: Chain, direct: Any, name: str | None = None) -> ChainGradients:
         """Return the gradients of ``chain``: the engine's, or backpropagation's.

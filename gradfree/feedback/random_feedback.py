@@ -89,15 +89,19 @@ class FeedbackEngine(RandomEngine, LayerEngine):
         Raises:
             ChainError: the error has another shape.
         """
+        self.refuse_other_outputs(chain, error)
+        shape = (error.shape[1], *chain.shape(index)[1:])
+        matrix = self.matrix(chain.memory, chain.links[index].path, shape, error)
+        return torch.einsum("nc,c...->n...", error.to(matrix.dtype), matrix)
+
+    def refuse_other_outputs(self, chain: LayerChain, error: Tensor) -> None:
+        """Raise if the chain's outputs, and so the error, are not (samples, classes)."""
         if error.dim() != 2:
             raise ChainError(
                 f"{type(self).__name__} sends the error through matrices with a row for each class, so it takes "
                 f"outputs (samples, classes), but {chain.links[chain.last].path!r} returns {tuple(error.shape)}. "
                 "Flatten before it, or use the engine 'fa'."
             )
-        shape = (error.shape[1], *chain.shape(index)[1:])
-        matrix = self.matrix(chain.memory, chain.links[index].path, shape, error)
-        return torch.einsum("nc,c...->n...", error.to(matrix.dtype), matrix)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -29,6 +29,7 @@ from gradfree.time.cell_layer import (
     CellLayer,
     ElementwiseCell,
     or_torchs_layer,
+    output_size,
     results,
     runs_by_units,
     state_problems,
@@ -60,6 +61,11 @@ class CellLayerSite(Site):
     def has_residual(self) -> bool:
         """Whether the cell has a known diagonal Jacobian."""
         return isinstance(self._layer.cell, ElementwiseCell)
+
+    @property
+    def has_extra_output(self) -> bool:
+        """Whether the cell returns an output that no step reads."""
+        return output_size(self._layer.cell) is not None
 
     @property
     def hidden_gate(self) -> str:
@@ -263,6 +269,7 @@ class _UnrollFunction(torch.autograd.Function):
                 raise SETTINGS_CHANGED.error(path=ctx.recorder.where)
             chain.valid = ctx.valid
             chain.forward_pass = ctx.passes[0] if ctx.passes else None
+            at.refuse_again(ctx)
             gradients = at.solve(chain, direct)
         given = *gradients.inputs, *gradients.initial, *gradients.parameters
         check_finite(given, where, NOT_FINITE_INSIDE)

@@ -46,6 +46,33 @@ def test_drtp_is_the_published_rule_times_the_norm_of_each_error(real):
     assert_equal_gradients({name: p.grad for name, p in net.named_parameters()}, expected)
 
 
+@pytest.mark.parametrize(
+    "y", [torch.tensor([0, 1, 1, 0]), torch.tensor([3, 0, 2, 5]), torch.tensor([0.5, 2.0, -1.0, 0.0])]
+)
+def test_targets_of_one_output_are_numbers(y):
+    """Not indices of the only class."""
+    net, x = dense(8, 6, 1, bend=nn.Tanh), torch.randn(4, 8)
+
+    def gradients(targets):
+        net.zero_grad()
+        with DRTP(seed=4).attach(net, [""]) as handle, handle.lesson(targets=targets):
+            net(x).squeeze(1).sub(y).square().sum().backward()
+        return {name: p.grad.clone() for name, p in net.named_parameters()}
+
+    assert_equal_gradients(gradients(y), gradients(y.unsqueeze(1).double()))
+
+
+def test_drtp_refuses_outputs_with_more_dimensions():
+    net = nn.Sequential(nn.Conv2d(1, 2, 3), nn.Tanh(), nn.Conv2d(2, 3, 3))
+    targets = torch.zeros(7, dtype=torch.long)
+    with (
+        DRTP().attach(net) as handle,
+        handle.lesson(targets),
+        pytest.raises(ChainError, match=r"outputs \(samples, classes\)"),
+    ):
+        net(torch.randn(7, 1, 6, 6)).sum().backward()
+
+
 @pytest.mark.parametrize("targets", [torch.zeros(6, dtype=torch.long), torch.zeros(7), torch.zeros(7, 2)], ids=str)
 def test_drtp_refuses_targets_that_do_not_fit(targets):
     net = dense(8, 6, 3, bend=nn.Tanh)
