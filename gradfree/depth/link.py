@@ -139,8 +139,8 @@ class Link:
             return problem_of_hidden_parameters(self.path, reached, trained)
         return (
             f"{self.path} uses {what} that is neither an argument of its call nor a parameter that the model had when "
-            "the engine was attached. Pass it as an argument, or register it and then attach. If the block makes it, "
-            "drop its requires_grad=True. Or leave the block out of the chain: chains=[...]."
+            "the engine was attached. Pass it as an argument by itself or in a tuple, or register it and then attach. "
+            "If the block makes it, drop its requires_grad=True. Or leave the block out of the chain: chains=[...]."
         )
 
     @property

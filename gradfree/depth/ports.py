@@ -47,10 +47,12 @@ class Port:
             return state if isinstance(state, Tensor) else None, (), _alone
         given: dict[Any, Any] = dict(enumerate(args)) | kwargs
         key = next((k for k in (self.position, self.name) if k in given), next(iter(given), None))
-        live = {k: v for k, v in given.items() if k != key and isinstance(v, Tensor) and v.requires_grad}
+        # Not in lists and dicts, which a block may change.
+        others = {k: v for k, v in given.items() if k != key and isinstance(v, Tensor | tuple)}
+        live = {id(t): t for t in tensors_in(others) if t.requires_grad}
 
         def put(state: Tensor, inputs: Sequence[Tensor]) -> Arguments:
-            new = given | {key: state} | dict(zip(live, inputs, strict=True))
+            new = given | replaced(others, dict(zip(live, inputs, strict=True))) | {key: state}
             return tuple(new[n] for n in range(len(args))), {name: new[name] for name in kwargs}
 
         state = given.get(key)

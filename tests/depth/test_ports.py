@@ -48,3 +48,48 @@ def test_a_registered_port_finds_the_state(keyword, monkeypatch):
         # Gradients are exact without the port, too, but the blocks are not one chain.
         assert bool(handle.chains["1"].splits) is not registered
         gradfree.register_port(MaskFirst, MaskFirstPort)
+
+
+class Reading(nn.Module):
+    """Attends to keys and values, in a tuple or one by one."""
+
+    def __init__(self):
+        super().__init__()
+        self.query = nn.Linear(4, 4)
+
+    def forward(self, x, *memory):
+        k, v = memory[0] if len(memory) == 1 else memory
+        return x + (self.query(x) @ k.mT).softmax(-1) @ v
+
+
+class Decoder(nn.Module):
+    def __init__(self, in_tuple):
+        super().__init__()
+        self.memory, self.blocks = nn.Linear(4, 8), nn.ModuleList(Reading() for _ in range(3))
+        self.in_tuple = in_tuple
+
+    def forward(self, x, source, hook=None):
+        k, v = self.memory(source).chunk(2, -1)
+        if hook is not None:
+            k.register_hook(hook)
+        for block in self.blocks:
+            x = block(x, (k, v)) if self.in_tuple else block(x, k, v)
+        return x
+
+
+@pytest.mark.parametrize("in_tuple", [False, True])
+@pytest.mark.parametrize("hook", [None, lambda g: g.clamp(-0.02, 0.02)])
+@pytest.mark.parametrize("source_trains", [False, True])
+def test_tensors_of_other_arguments_may_be_in_a_tuple(in_tuple, hook, source_trains):
+    """They are arguments, and no tensors from outside: a hook sees the whole gradient, once."""
+    model, x = Decoder(in_tuple), torch.randn(2, 3, 4)
+    source = torch.randn(2, 5, 4, requires_grad=source_trains)
+    leaves = [*model.parameters(), *[source] * source_trains]
+
+    def found():
+        return torch.autograd.grad(model(x, source, hook).square().sum(), leaves)
+
+    expected = found()
+    with gradfree.create_engine("highway_bp", iterations=3).attach(model):
+        for g, e in zip(found(), expected, strict=True):
+            torch.testing.assert_close(g, e)
