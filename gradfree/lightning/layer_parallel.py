@@ -104,12 +104,12 @@ class LayerParallelStrategy(DDPStrategy):
                 "LayerParallelStrategy: sync_batchnorm=True would make the BatchNorms of different blocks wait for "
                 "each other. Leave it out."
             )
-        averages = {"WeightAveraging", "StochasticWeightAveraging"}
+        of_whole_models = {"WeightAveraging", "StochasticWeightAveraging", "ModelPruning"}
         for callback in trainer.callbacks:
-            if averages & {kind.__name__ for kind in type(callback).__mro__}:
+            if of_whole_models & {kind.__name__ for kind in type(callback).__mro__}:
                 raise ValueError(
-                    f"LayerParallelStrategy: {type(callback).__name__} has copied the whole model, and each device has "
-                    "a part. Leave it out."
+                    f"LayerParallelStrategy: {type(callback).__name__} needs the whole model, and each device has a "
+                    "part. Leave it out."
                 )
         assert self.accelerator is not None
         assert self._mesh is not None
@@ -128,6 +128,11 @@ class LayerParallelStrategy(DDPStrategy):
             metric.process_group = self._data
         if trainer.state.fn == TrainerFn.FITTING:
             super().setup(trainer)
+            if any(isinstance(each, torch.optim.LBFGS) for each in self.optimizers):
+                raise ValueError(
+                    "LayerParallelStrategy: LBFGS computes one step from all weights, and each device has a part of "
+                    "them. Use an optimizer that computes each weight's step from its own gradient."
+                )
             return
         self.accelerator.setup(trainer)
         self.setup_precision_plugin()

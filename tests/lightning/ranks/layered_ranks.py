@@ -50,14 +50,19 @@ class Counting(PlainModule):
         self.log("total", float(len(batch[0])), reduce_fx="sum", sync_dist=True)
 
 
-def fitted(strategy, epochs, devices=4, copies=1, resume=None, **options):
+class WithLBFGS(Counting):
+    def configure_optimizers(self):
+        return torch.optim.LBFGS(self.parameters())
+
+
+def fitted(strategy, epochs, devices=4, copies=1, resume=None, kind=Counting, **options):
     """Return the Trainer and its logs."""
     torch.manual_seed(0)
     options = OPTIONS | {"precision": "64-true", "gradient_clip_val": 0.2} | options
     trainer = pl.Trainer(
         strategy=strategy, devices=devices, accelerator="cpu", max_epochs=epochs, enable_checkpointing=False, **options
     )
-    trainer.fit(Counting(8 // copies), ckpt_path=resume)
+    trainer.fit(kind(8 // copies), ckpt_path=resume)
     return trainer, {name: float(value) for name, value in trainer.callback_metrics.items()}
 
 
@@ -115,6 +120,8 @@ def main(folder):
     found["weights outside"] = refused(on_ranks(4, model="net.middle"))
     averages = pl.callbacks.StochasticWeightAveraging(1e-2)
     found["averages"] = refused(on_ranks(4), callbacks=[averages])
+    found["pruning"] = refused(on_ranks(4), callbacks=[pl.callbacks.ModelPruning("l1_unstructured", amount=0.1)])
+    found["LBFGS"] = refused(on_ranks(4), kind=WithLBFGS, gradient_clip_val=None)
     found["sync_batchnorm"] = refused(on_ranks(4), sync_batchnorm=True)
     found["skipped"] = skipping()
     torch.save(found, f"{folder}/{RANK}.pt")

@@ -46,7 +46,9 @@ def test_four_ranks_train_as_one_process(tmp_path):
         assert rank["skipped"] == (4.0, False)
         assert "stages=3, but the Trainer has 4 devices" in rank["stages"]
         assert "'net.stem.weight' is a weight outside of 'net.middle'" in rank["weights outside"]
-        assert "StochasticWeightAveraging has copied the whole model" in rank["averages"]
+        assert "StochasticWeightAveraging needs the whole model" in rank["averages"]
+        assert "ModelPruning needs the whole model" in rank["pruning"]
+        assert "LBFGS computes one step from all weights" in rank["LBFGS"]
         assert "sync_batchnorm=True would make" in rank["sync_batchnorm"]
     two, four = zip(*(rank["held"] for rank in found), strict=True)
     assert two[0] == two[2]
