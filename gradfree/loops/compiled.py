@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import replace
 from types import FunctionType
 from typing import Any
@@ -167,9 +168,22 @@ class Compiler:
         return found
 
 
+_WATCHED: ContextVar[bool] = ContextVar("watched", default=False)
+
+
+@contextmanager
+def nothing_compiled() -> Iterator[None]:
+    """Run scans inside the ``with`` uncompiled: torch would compile what watches their operations, too."""
+    token = _WATCHED.set(True)
+    try:
+        yield
+    finally:
+        _WATCHED.reset(token)
+
+
 def _is_ordinary(tensors: Sequence[Tensor]) -> bool:
     """Return whether a pass computes values, and gradients by autograd only: what is compiled has no tangents."""
-    return not (transforms_active() or is_traced() or other_pass() or any(map(is_simulated, tensors)))
+    return not (_WATCHED.get() or transforms_active() or is_traced() or other_pass() or any(map(is_simulated, tensors)))
 
 
 def _calls_custom_function(found: tuple[Sequence[Tensor], list[Tensor]], start: float) -> bool:
@@ -215,8 +229,10 @@ def _hooks(tensors: Sequence[Tensor]) -> list[int]:
 
 def run_plain_loop(loop: Loop, compiler: Compiler | None) -> tuple[Any, Any]:
     """Run ``loop`` step by step or, with a compiler, in compiled chunks; return the final carry and the outputs."""
-    found: tuple[Any, Any] = loop.run() if compiler is None else run_compiled(loop, compiler)[0]
-    return found
+    if compiler is None or torch.compiler.is_compiling():
+        plain: tuple[Any, Any] = loop.run()
+        return plain
+    return run_compiled(loop, compiler)[0]
 
 
 def run_compiled(loop: Loop, compiler: Compiler) -> tuple[tuple[Any, Any], Any]:
@@ -237,7 +253,7 @@ def run_compiled(loop: Loop, compiler: Compiler) -> tuple[tuple[Any, Any], Any]:
         step, xs = leaf_step(loop, structure, of_y), [x[head:] for x in loop.xs if x is not None]
         hooks = _hooks(parts)
         after, late, _ = compiler.run(loop, run_chunk, step, parts, xs)
-    if hooks != _hooks(parts):
+    if hooks != _hooks(parts) and _is_ordinary(parts):
         raise ChainError(
             f"{loop.name} registers hooks on its carry, which get other gradients where torch.compile compiles several "
             "steps. Register them on what the step makes of it, or leave compile=True out."

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_unflatten
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 Step = Callable[[Any, Any], tuple[Any, Any]]
 """Maps a carry and the inputs of one step to the next carry and the outputs of the step."""
@@ -56,7 +56,8 @@ class Loop:
         Raises:
             TypeError: the step returns something else, such as a tensor, which Python would split by its rows.
         """
-        return self._pair(self.step(carry, x))
+        carry, y = self._pair(self.step(in_new_containers(carry), x))
+        return carry, in_new_containers(y)
 
     def _pair(self, found: Any) -> Any:
         if not isinstance(found, tuple | list) or len(found) != 2:
@@ -78,13 +79,13 @@ class Loop:
         Raises:
             TypeError: the step returns a carry or outputs that no loop over it can have.
         """
-        inputs, carry = (self.inputs(), self.init) if inputs is None else (inputs, carry)
+        inputs, carry = (self.inputs(), in_new_containers(self.init)) if inputs is None else (inputs, carry)
         ys, step = list(outputs), self.step
         for x in inputs:
             found = step(carry, x)
             # Most steps return a tuple; a call for each would cost as much as a small operation.
             carry, y = found if type(found) is tuple and len(found) == 2 else self._pair(found)
-            ys.append(y)
+            ys.append(in_new_containers(y))
         if isinstance(self.init, Tensor) and not isinstance(carry, Tensor):
             raise TypeError(
                 f"{self.name}: the step returns a {type(carry).__name__} as the next carry, but init is one tensor. "
@@ -182,6 +183,26 @@ def _stacked_leaf(ys: Sequence[Tensor], name: str) -> Tensor:
             f"{name} returns a y of shape {tuple(first)} at the first step and of {tuple(other)} at another. All steps "
             "must return the same."
         ) from error
+
+
+def in_new_containers(tree: Any, made: dict[int, Any] | None = None) -> Any:
+    """Return the same leaves in other tuples, lists and dicts: a step may write to those that it returns.
+
+    ``made`` has those made so far: what a step nests by mistake may contain one container a million times.
+    """
+    if isinstance(tree, Tensor) or tree is None:
+        return tree
+    made = {} if made is None else made
+    if id(tree) not in made:
+        # For most steps many times as fast as ``tree_map``.
+        if type(tree) is tuple or type(tree) is list:
+            new: Any = type(tree)([in_new_containers(part, made) for part in tree])
+        elif type(tree) is dict:
+            new = {key: in_new_containers(part, made) for key, part in tree.items()}
+        else:
+            new = tree_map(lambda leaf: leaf, tree)
+        made[id(tree)] = new
+    return made[id(tree)]
 
 
 def refuse_other_outputs(y: Any, name: str) -> None:

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map
 
+from gradfree.loops.compiled import nothing_compiled
 from gradfree.loops.recurrence import Loop, builder, refuse_other_outputs
 from gradfree.scans.fused_cells import FORMULAS
 from gradfree.torchside.graph import walk
@@ -133,7 +134,7 @@ def run_first_step(loop: Loop, scratch: bool) -> FirstStep:
     init = tree_map(lambda t: t.view_as(t) if isinstance(t, Tensor) and t.requires_grad else t, loop.init)
     given = [t for t in tree_leaves((init, x)) if isinstance(t, Tensor)]
     before = Surroundings(loop.step, not scratch)
-    with as_written(), _Watch(given) as watch:
+    with nothing_compiled(), as_written(), _Watch(given) as watch:
         carry, y = loop.call(init, x)
     refuse_other_outputs(y, loop.name)
     # What the step returns as it is, no function takes.

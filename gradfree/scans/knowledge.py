@@ -222,7 +222,7 @@ class Contest:
     def _begin_again(self) -> None:
         """Let the next calls be timed."""
         self._left = self._wait
-        plain = [PLAIN._replace(is_compiled=True)] if self.fastest.is_compiled and not self.fastest.by_newton else []
+        plain = [PLAIN._replace(is_compiled=True)] if self.fastest.is_compiled else []
         first = self._candidates[0] if self.fastest == PLAIN else self.fastest
         self._queue = [*dict.fromkeys([first, *plain]), PLAIN]
         self._marks.clear()
@@ -261,7 +261,9 @@ class Contest:
             return [Way(fewer, True)] if fewer not in compiled and self.fastest == Way(min(cut), True) else []
         cuts = [way.segments for way in times if way != PLAIN and not way.by_newton]
         if self.fastest.by_newton or self._candidates[-1].by_newton:
-            return [] if self._compiled is None else [self.fastest._replace(is_compiled=True)]
+            # Where all steps run at once, there are no chunks to compile.
+            no_cuts = self.fastest == PLAIN and self._compiled is not None
+            return [PLAIN._replace(is_compiled=True)] if no_cuts else []
         if not cuts:
             return [self._candidates[-1]]
         near = [cuts[0] // 4] if self.fastest == PLAIN and len(cuts) == 1 else []

@@ -329,7 +329,7 @@ class LoopSegmentsBackward:
 
 def numbers(t: Tensor) -> Tensor:
     """Return a tensor whose elements can be subtracted and compared by size, from any dtype."""
-    return torch.view_as_real(t) if t.is_complex() else t.to(torch.uint8) if t.dtype is torch.bool else t
+    return torch.view_as_real(t.resolve_conj()) if t.is_complex() else t.to(torch.uint8) if t.dtype is torch.bool else t
 
 
 def values(t: Tensor, dtype: torch.dtype) -> Tensor:

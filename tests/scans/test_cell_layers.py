@@ -7,6 +7,7 @@ import torch
 from oracles import off_by
 from torch import nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
+from torch.utils.flop_counter import FlopCounterMode
 
 import gradfree
 from gradfree import CellLayer
@@ -207,3 +208,22 @@ def test_layers_with_long_memory_are_the_loop_and_are_remembered(train):
         calls = Calls(layer.cell)
         layer(x, start)
     assert calls.count == 400
+
+
+@pytest.mark.slow
+def test_a_layer_that_compiles_is_a_part_of_what_is_compiled_as_a_whole():
+    """Where nothing is compiled besides: no graph breaks at the layer."""
+    layer, x = CellLayer(nn.GRUCell(3, 4), compile=True), torch.randn(19, 2, 3)
+    expected = CellLayer(layer.cell)(x)[0]
+    assert off_by([torch.compile(layer, backend="eager", fullgraph=True)(x)[0]], [expected]) < 1e-12
+    assert off_by([torch.export.export(layer, (x,), strict=True).module()(x)[0]], [expected]) < 1e-12
+
+
+def test_a_layer_that_compiles_is_counted_as_it_is():
+    """The counter puts hooks on the states, which are right where nothing is compiled."""
+    layer, x, counts = CellLayer(nn.GRUCell(3, 4), compile=True), torch.randn(19, 2, 3), []
+    for each in (layer, CellLayer(layer.cell)):
+        with FlopCounterMode(display=False) as counter:
+            each(x)[0].sum().backward()
+        counts.append(counter.get_total_flops())
+    assert counts[0] == counts[1] > 0

@@ -95,12 +95,17 @@ def test_the_time_of_compiling_does_not_count():
     seen = set()
     for _ in range(20):
         way, is_timed = contest.next(125, 0)
-        seconds = 1.0 if not way.is_compiled else 0.5 if way in seen else 100.0
+        seconds = 3.0 if not way.is_compiled else 0.5 if way in seen else 100.0
         seen.add(way)
         if is_timed:
             for what in ("forward", "backward"):
                 contest.note(way, what, 0.0, seconds if way != PLAIN else 2.0)
-    assert contest.fastest == NEWTON._replace(is_compiled=True)
+    assert contest.fastest == Way(1, is_compiled=True)
+
+
+def test_newtons_method_has_no_compiled_way():
+    ways = calls(lambda way: 2.0 if way == PLAIN else 1.0, compiled=1000)
+    assert set(ways) == {NEWTON, PLAIN}
 
 
 @pytest.mark.parametrize("segments", [8, 32])

@@ -1,0 +1,108 @@
+"""Carries in containers that steps write to, and in conjugated form; a scan in the step of a scan."""
+
+import warnings
+
+import pytest
+import torch
+from oracles import off_by
+
+import gradfree
+
+WAYS = [
+    gradfree.create_engine("backprop"),
+    gradfree.create_engine("shooting", segments=4),
+    gradfree.create_engine("newton", max_sweeps=30),
+    "shooting",
+    "auto",
+]
+
+
+def in_dict(state, h):
+    state["h"] = h
+    return state
+
+
+def in_list(state, h):
+    state[0] = h
+    return state
+
+
+def in_nested(state, h):
+    state[0]["h"] = h
+    return state
+
+
+@pytest.mark.parametrize("engine", WAYS, ids=str)
+@pytest.mark.parametrize(
+    ("make", "write", "read"),
+    [
+        (lambda h: {"h": h}, in_dict, lambda state: state["h"]),
+        (lambda h: [h], in_list, lambda state: state[0]),
+        (lambda h: ({"h": h}, None), in_nested, lambda state: state[0]["h"]),
+    ],
+    ids=["dict", "list", "nested"],
+)
+def test_a_step_may_write_to_its_carry_and_return_it_as_carry_and_y(make, write, read, engine):
+    """Each step's y is what it was after the step, and the container of ``init`` stays as it was, in every call."""
+    weight, x, start = torch.randn(3, 3, requires_grad=True), torch.randn(160, 2, 3), torch.zeros(2, 3)
+    init = make(start)
+
+    def new(h, x):
+        return torch.tanh(0.5 * h @ weight + x)
+
+    def step(state, x):
+        state = write(state, new(read(state), x))
+        return state, state
+
+    expected = [new(start, x[0])]
+    for each in x[1:]:
+        expected.append(new(expected[-1], each))
+    wanted = torch.autograd.grad(torch.stack(expected).square().sum(), weight)
+    for _ in range(4):
+        carry, y = gradfree.scan(step, init, x, engine=engine)
+        assert read(init) is start
+        assert off_by([read(carry), read(y)], [expected[-1], torch.stack(expected)]) < 1e-10
+        assert off_by(torch.autograd.grad(read(y).square().sum(), weight), wanted) < 1e-10
+
+
+@pytest.mark.parametrize("returned", ["as it is", "conjugated"])
+def test_conjugated_carries_run_in_segments(returned):
+    """A loss through ``conj()`` gives a cotangent with the conjugate bit."""
+    weight = (0.3 * torch.randn(3, 3, dtype=torch.complex128)).requires_grad_()
+    x, start = torch.randn(256, 2, 3, dtype=torch.complex128), torch.zeros(2, 3, dtype=torch.complex128)
+
+    def step(h, x):
+        h = h @ weight + x
+        h = h / (1 + h.abs())
+        return h if returned == "as it is" else h.conj(), h
+
+    def gradient(engine):
+        carry, y = gradfree.scan(step, start, x, engine=engine)
+        return torch.autograd.grad((carry.conj() * x[0]).real.sum() + y.abs().square().sum(), weight)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = gradient(gradfree.create_engine("shooting", segments=4))
+    assert off_by(found, gradient("backprop")) < 1e-10
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", ["shooting", "newton"])
+def test_a_scan_in_a_step_may_be_compiled(engine, recwarn):
+    """While the outer scan watches its first step, nothing is compiled."""
+    weight, x = (0.4 * torch.randn(2, 2)).requires_grad_(), torch.randn(128, 9, 2, 2)
+
+    def inner(h, x):
+        h = torch.tanh(h @ weight + x)
+        return h, h
+
+    def gradient(engine, **inside):
+        def outer(h, x):
+            h, y = gradfree.scan(inner, 0.5 * h, x, engine="backprop", **inside)
+            return h, y.sum(0)
+
+        carry, y = gradfree.scan(outer, torch.zeros(2, 2), x, engine=engine)
+        return torch.autograd.grad(y.square().sum() + carry.sum(), weight)
+
+    assert off_by(gradient(engine, compile=True), gradient("backprop")) < 1e-10
+    assert not [w for w in recwarn if "scan of" in str(w.message)]
