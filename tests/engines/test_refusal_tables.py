@@ -97,6 +97,14 @@ def in_place(model, x):
     out.sum().backward()
 
 
+def chunk_twice(make):
+    model, _ = make()
+    with gradfree.create_engine("rtrl", stream=True).attach(model):
+        loss = out_of(model, torch.randn(X)).sum()
+        for keep in (True, False):
+            loss.backward(retain_graph=keep)
+
+
 def not_finite(model, x):
     with torch.autograd.detect_anomaly(), warnings.catch_warnings():
         (math.inf * out_of(model, x)).sum().backward()
@@ -238,10 +246,6 @@ def complex_cell():
     return Net(), "deeppcr"
 
 
-def without_targets():
-    return layers()[0], "drtp"
-
-
 def lazy(model):
     model.blocks[1].late = nn.LazyLinear(3)
 
@@ -288,7 +292,8 @@ PROGRAMS = {
     errors.OTHER_PASS: (behind(forward_mode), (blocks, gru, cell)),
     errors.MANY_COTANGENTS: (behind(many), (blocks, gru, cell)),
     errors.CHANGED_IN_PLACE: (behind(in_place), (gru, cell)),
-    errors.NO_LESSON: (behind(lambda model, x: model(x).sum().backward()), (without_targets,)),
+    errors.CHUNK_TWICE: (chunk_twice, (gru, cell)),
+    errors.NO_LESSON: (behind(lambda model, x: model(x).sum().backward()), (lambda: (layers()[0], "drtp"),)),
     errors.NOT_FINITE_BEHIND: (behind(not_finite), (gru, cell)),
     errors.NOT_FINITE_INSIDE: (behind(made_infinite), (gru,)),
     errors.SETTINGS_CHANGED: (behind(changed_between), (row, cutting_cell)),
