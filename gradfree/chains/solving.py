@@ -86,10 +86,11 @@ class Attachment:
         Raises:
             ChainError: the pass is one of a stream and was solved before.
         """
-        if self.engine.continues and not self.use_exact:
-            if getattr(ctx, "is_solved", False):
-                raise CHUNK_TWICE.error(path=self.path or "the layer")
-            ctx.is_solved = True
+        if self.use_exact:
+            return
+        if getattr(ctx, "is_solved", False) and self.engine.continues:
+            raise CHUNK_TWICE.error(path=self.path or "the layer")
+        ctx.is_solved = True
 
     def solve(self, chain: Chain, direct: Any, name: str | None = None) -> ChainGradients:
         """Return the gradients of ``chain``: the engine's, or backpropagation's.
