@@ -139,8 +139,9 @@ class Link:
             return problem_of_hidden_parameters(self.path, reached, trained)
         return (
             f"{self.path} uses {what} that is neither an argument of its call nor a parameter that the model had when "
-            "the engine was attached. Pass it as an argument by itself or in a tuple, or register it and then attach. "
-            "If the block makes it, drop its requires_grad=True. Or leave the block out of the chain: chains=[...]."
+            "the engine was attached. Pass it as an argument by itself or in a plain tuple, or register it and then "
+            "attach. If the block makes it, drop its requires_grad=True. Or leave the block out of the chain: "
+            "chains=[...]."
         )
 
     @property
@@ -246,11 +247,11 @@ _FREED = (
 
 
 def refuse_hooks(path: str, given: Tensor | None) -> None:
-    """Raise if the block at ``path`` has a hook on its input state."""
+    """Raise if the block at ``path`` has a hook on ``given``, one of its inputs."""
     if given is not None and has_hooks(given):
         raise ChainError(
-            f"{path} puts a gradient hook, or retain_grad(), on its input state, where it would see only a part of the "
-            "gradient. Put it on a copy, x = x.view_as(x), or on what the block computes."
+            f"{path} puts a gradient hook, or retain_grad(), on one of its inputs, where it would see only a part of "
+            "the gradient. Put it on a copy, x = x.view_as(x), or on what the block computes."
         )
 
 

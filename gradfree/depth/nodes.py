@@ -11,12 +11,12 @@ One pass through a chain h_i = f_i(h_{i-1}) makes this graph (arrows point backw
 - *Entry*, one per block, gives the block its state (and other inputs) without history, so that each block builds a
   separate graph. Its backward runs only if the loss uses a tensor from inside the block. Such a gradient belongs to the
   state before the block. It leads to the parameters of the blocks before it and to the leaves before the chain, so that
-  ``torch.autograd.grad`` for these runs it, too. It leads to nothing else, as autograd would then compute more than the
-  engine asks for:
+  ``torch.autograd.grad`` for these runs it, too. It does not lead to what would let autograd compute more than
+  the engine asks for:
 
-  - to Start and h_0: ``torch.autograd.grad`` on one block's graph would walk through them;
-  - to the block's own parameters: the gradient of the block's input would be computed with those of its weights;
-  - to another Entry: VJPs of two states would run all entries between them.
+  - Start and h_0: ``torch.autograd.grad`` on one block's graph would walk through them;
+  - the block's own parameters: the gradient of the block's input would be computed with those of its weights;
+  - another Entry: VJPs of two states would run all entries between them.
 - *Exit*, one per block, passes the block's output to the model. Its backward collects the direct cotangents e_i.
 - *Anchor*, one for several blocks, stands for many leaves, so that each Entry leads to a few only.
 """
@@ -84,9 +84,9 @@ class Start(Function):
         """Return all gradients of the chain."""
         refuse_second_derivatives()
         gradients = ctx.recording.solve()
-        parameters = ctx.recording.parameters
-        reached = gradients[len(gradients) - len(parameters) :]
-        spare_hooks(p for p, g in zip(parameters, reached, strict=True) if g is None)
+        given = [*(t for t, _ in ctx.recording.inputs), *ctx.recording.parameters]
+        reached = gradients[len(gradients) - len(given) :]
+        spare_hooks(t for t, g in zip(given, reached, strict=True) if g is None)
         return None, *gradients
 
 

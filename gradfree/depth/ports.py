@@ -47,8 +47,7 @@ class Port:
             return state if isinstance(state, Tensor) else None, (), _alone
         given: dict[Any, Any] = dict(enumerate(args)) | kwargs
         key = next((k for k in (self.position, self.name) if k in given), next(iter(given), None))
-        # Not in lists and dicts, which a block may change.
-        others = {k: v for k, v in given.items() if k != key and isinstance(v, Tensor | tuple)}
+        others = {k: v for k, v in given.items() if k != key and _is_fixed(v)}
         live = {id(t): t for t in tensors_in(others) if t.requires_grad}
 
         def put(state: Tensor, inputs: Sequence[Tensor]) -> Arguments:
@@ -119,6 +118,13 @@ def _arguments(block: nn.Module) -> list[str]:
     except (TypeError, ValueError):
         return []
     return [p.name for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+
+
+def _is_fixed(given: Any) -> bool:
+    """Return whether a block cannot change ``given``, but for its tensors: plain and named tuples hold them."""
+    if isinstance(given, tuple):
+        return not getattr(given, "__dict__", None) and all(map(_is_fixed, given))
+    return not (isinstance(given, list | MutableMapping) or dataclasses.is_dataclass(given))
 
 
 def _entries(out: Any) -> Iterable[tuple[Any, Any]]:

@@ -209,7 +209,8 @@ class BlockRecorder:
                 f"it is with gradfree.register_port({type(block).__name__}, ...), or leave the block out of the chain."
             )
         # Here, because a loss on the state before the block alone runs no backward pass of the chain.
-        refuse_hooks(self.path, call.given)
+        for each in call.entered:
+            refuse_hooks(self.path, each)
         versions = [changes(t) for t in call.entered]
         if in_place := versions != call.versions:
             self._check_in_place(call, versions)

@@ -65,11 +65,11 @@ class Reading(nn.Module):
 class Decoder(nn.Module):
     def __init__(self, in_tuple):
         super().__init__()
-        self.memory, self.blocks = nn.Linear(4, 8), nn.ModuleList(Reading() for _ in range(3))
+        self.memory, self.blocks = nn.Linear(4, 4), nn.ModuleList(Reading() for _ in range(3))
         self.in_tuple = in_tuple
 
     def forward(self, x, source, hook=None):
-        k, v = self.memory(source).chunk(2, -1)
+        k, v = (self.memory(source * sign) for sign in (1, -1))
         if hook is not None:
             k.register_hook(hook)
         for block in self.blocks:
@@ -93,3 +93,99 @@ def test_tensors_of_other_arguments_may_be_in_a_tuple(in_tuple, hook, source_tra
     with gradfree.create_engine("highway_bp", iterations=3).attach(model):
         for g, e in zip(found(), expected, strict=True):
             torch.testing.assert_close(g, e)
+
+
+class Collecting(nn.Module):
+    """Takes a number and a list in a tuple, and appends to the list."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x, extra):
+        scale, seen = extra
+        x = x + scale * torch.tanh(self.linear(x))
+        seen.append(x.detach())
+        return x
+
+
+class Collector(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.blocks = nn.Linear(4, 4), nn.ModuleList(Collecting() for _ in range(3))
+
+    def forward(self, x):
+        h = self.first(x)
+        seen = [h]
+        for block in self.blocks:
+            h = block(h, (0.5, seen))
+        return h + sum(seen)
+
+
+def test_a_list_in_a_tuple_is_the_callers_own():
+    """A block may append to it: a copy would lose that."""
+    model, x = Collector(), torch.randn(2, 4)
+    expected = gradients(model, lambda: model(x))
+    with gradfree.create_engine("highway_bp", iterations=3).attach(model, ["blocks"]):
+        assert_equal_gradients(gradients(model, lambda: model(x)), expected)
+
+
+class Hooking(Reading):
+    """Puts a hook that clips on what it is given beside its state."""
+
+    def forward(self, x, k, v):
+        k.register_hook(lambda g: g.clamp(-0.02, 0.02))
+        return super().forward(x, k, v)
+
+
+def test_a_hook_of_a_block_on_another_argument_is_refused():
+    """It would see the gradient of one block at a time."""
+    model = Decoder(in_tuple=False)
+    model.blocks[1] = Hooking()
+    with (
+        gradfree.create_engine("highway_bp", iterations=3).attach(model, ["blocks"]),
+        pytest.raises(gradfree.ChainError, match="on one of its inputs, where it would see only a part"),
+    ):
+        model(torch.randn(2, 3, 4), torch.randn(2, 5, 4))
+
+
+class Ignoring(Reading):
+    def forward(self, x, k, v):
+        return x + self.query(x) * v.mean()
+
+
+def test_a_hook_on_an_argument_that_no_block_uses_is_not_called():
+    model, x, source = Decoder(in_tuple=False), torch.randn(2, 3, 4), torch.randn(2, 5, 4)
+    model.blocks = nn.ModuleList(Ignoring() for _ in range(3))
+    called = []
+
+    def found():
+        return gradients(model, lambda: model(x, source, called.append))
+
+    expected = found()
+    with gradfree.create_engine("highway_bp", iterations=3).attach(model, ["blocks"]):
+        assert_equal_gradients(found(), expected)
+    assert not called
+
+
+class Cells(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.cells = nn.ModuleList(nn.LSTMCell(4, 4) for _ in range(3))
+
+    def forward(self, x):
+        h = c = torch.zeros_like(x)
+        for cell in self.cells:
+            h, c = cell(x, (h, c))
+        return h
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_state_that_is_passed_on_in_a_tuple_is_exact_or_refused():
+    model, x = Cells(), torch.randn(2, 4)
+    expected = gradients(model, lambda: model(x))
+    try:
+        with gradfree.create_engine("fixed_point", iterations=3).attach(model, ["cells"]):
+            assert_equal_gradients(gradients(model, lambda: model(x)), expected)
+    except gradfree.ChainError:
+        pass
