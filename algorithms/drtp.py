@@ -49,7 +49,7 @@ class DRTP(DFA):
         Raises:
             ChainError: the outputs are not (samples, classes), or the targets do not fit them.
         """
-        self.refuse_other_outputs(chain, error)
+        self.refuse_unless_classes(chain, error)
         given: Any = torch.as_tensor(chain.lesson.targets, device=error.device)
         targets = given
         if given.shape == error.shape[:1] and error.shape[1] == 1:

@@ -80,7 +80,7 @@ class Attachment:
         for own in self._outside:
             yield from (p for p in own.values() if p is not None)
 
-    def refuse_again(self, ctx: Any) -> None:
+    def refuse_second_solution(self, ctx: Any) -> None:
         """Note on a pass's context that the engine solves it; raise if it has and carries something from pass to pass.
 
         Raises:

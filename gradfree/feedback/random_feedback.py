@@ -89,12 +89,12 @@ class FeedbackEngine(RandomEngine, LayerEngine):
         Raises:
             ChainError: the error has another shape.
         """
-        self.refuse_other_outputs(chain, error)
+        self.refuse_unless_classes(chain, error)
         shape = (error.shape[1], *chain.shape(index)[1:])
         matrix = self.matrix(chain.memory, chain.links[index].path, shape, error)
         return torch.einsum("nc,c...->n...", error.to(matrix.dtype), matrix)
 
-    def refuse_other_outputs(self, chain: LayerChain, error: Tensor) -> None:
+    def refuse_unless_classes(self, chain: LayerChain, error: Tensor) -> None:
         """Raise if the chain's outputs, and so the error, are not (samples, classes)."""
         if error.dim() != 2:
             raise ChainError(

@@ -269,7 +269,7 @@ class _UnrollFunction(torch.autograd.Function):
                 raise SETTINGS_CHANGED.error(path=ctx.recorder.where)
             chain.valid = ctx.valid
             chain.forward_pass = ctx.passes[0] if ctx.passes else None
-            at.refuse_again(ctx)
+            at.refuse_second_solution(ctx)
             gradients = at.solve(chain, direct)
         given = *gradients.inputs, *gradients.initial, *gradients.parameters
         check_finite(given, where, NOT_FINITE_INSIDE)

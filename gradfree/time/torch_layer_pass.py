@@ -127,7 +127,7 @@ class LayerFunction(torch.autograd.Function):
         rest, (out, *kept) = others[: ctx.inputs - 1], others[ctx.inputs - 1 :]
         wanted = ctx.needs_input_grad[2 + parts :]
         width, each = out.shape[-1] // len(layer.paths), len(wanted) // len(layer.paths)
-        layer.attachment.refuse_again(ctx)
+        layer.attachment.refuse_second_solution(ctx)
         of_x: list[Tensor] = []
         of_states, of_weights = [], []
         for d, path in enumerate(layer.paths):

@@ -45,8 +45,18 @@ def test_non_finite_numbers_stop_the_sweeps(name, place):
 @pytest.mark.parametrize(
     ("name", "options", "make", "message"),
     [
-        ("shooting", {"segments": 8, "burn": 8}, remembering, "l0 has long memory: after .* sweeps the forward pass"),
-        ("newton", {"max_sweeps": 12}, chaotic, "l0 does not converge: after .* sweeps the forward pass"),
+        (
+            "shooting",
+            {"segments": 8, "burn": 8},
+            remembering,
+            "l0 has long memory",
+        ),
+        (
+            "newton",
+            {"max_sweeps": 12},
+            chaotic,
+            "l0 does not converge",
+        ),
     ],
 )
 def test_a_layer_that_does_not_converge_runs_sequentially_until_the_next_trial(name, options, make, message):
@@ -66,7 +76,8 @@ def test_a_layer_that_does_not_converge_runs_sequentially_until_the_next_trial(n
                 assert figures["l0"]["sequential"] == figures["l0"]["forward sequential"] == 1
                 assert 0 < figures["l0"]["forward sweeps"] <= 12
     assert [n for n, t in enumerate(tried) if t] == [0, 51]
-    assert [bool(re.match(message, str(w.message))) for w in caught] == [True, False]
+    said = message + r": after \d+ sweeps the forward pass was still off by .* \(tolerance"
+    assert [bool(re.match(said, str(w.message))) for w in caught] == [True, False]
 
 
 @both

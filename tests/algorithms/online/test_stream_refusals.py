@@ -17,6 +17,18 @@ def test_streams_that_cannot_be_are_refused():
         SnAp(stream=True).attach(gradfree.CellLayer(nn.GRUCell(3, 4)))
 
 
+@pytest.mark.parametrize("make", [lambda: nn.GRU(3, 4), lambda: gradfree.CellLayer(nn.GRUCell(3, 4))])
+def test_a_stream_of_packed_sequences_or_of_pieces_is_refused(make):
+    layer, x = make(), torch.randn(6, 2, 3)
+    packed = nn.utils.rnn.pack_padded_sequence(x, torch.tensor([5, 3]))
+    in_the_middle = torch.zeros(6, 2, dtype=torch.bool).index_fill(0, torch.tensor([3]), True)
+    with RTRL(stream=True).attach(layer):
+        with pytest.raises(gradfree.ChainError, match="chunks of equal length"):
+            layer(packed)[0].data.sum().backward()
+        with pytest.raises(gradfree.ChainError, match=r"not of pieces|not by run_with_resets"):
+            gradfree.run_with_resets(layer, x, None, in_the_middle)[0].sum().backward()
+
+
 class Residual(nn.Module):
     def __init__(self, make):
         super().__init__()
