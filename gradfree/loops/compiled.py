@@ -61,8 +61,9 @@ _NOT_ANEW = "fail_on_recompile"
 """The stance in which torch raises an error, which names it, in place of compiling anew."""
 
 _OTHER = "torch.compile gives other results or gradients than the step itself, or an error"
-_IN_SEGMENTS = " in segments", _OTHER, "With engine='backprop' it may be compiled, without segments"
-_CUSTOM = " in segments", "it calls a torch.autograd.Function, whose gradient torch may lose there", _IN_SEGMENTS[2]
+_BY_BACKPROP = "With engine='backprop' it may be compiled, without segments"
+_IN_SEGMENTS = " in segments", _OTHER, _BY_BACKPROP
+_CUSTOM = " in segments", "it calls a torch.autograd.Function, whose gradient torch may lose there", _BY_BACKPROP
 _IN_THE_LOOP = "", _OTHER, "Leave compile=True out"
 """Where a chunk runs uncompiled, why, and the remedy."""
 
@@ -96,8 +97,7 @@ class Compiler:
             ChainError: the step cannot be compiled as a whole, or there is no compiler.
         """
         pieces, before = [], carry
-        # A checkpoint's second run must save what the first one did, which may have been the first use.
-        may_compile = _is_ordinary([*carry, *xs]) and not saves_elsewhere()
+        may_compile = _may_compile([*carry, *xs])
         for begin in range(0, len(xs[0]), CHUNK):
             before, part = carry, [x[begin : begin + CHUNK] for x in xs]
             if may_compile and len(part[0]) == CHUNK:
@@ -181,9 +181,19 @@ def nothing_compiled() -> Iterator[None]:
         _WATCHED.reset(token)
 
 
-def _is_ordinary(tensors: Sequence[Tensor]) -> bool:
-    """Return whether a pass computes values, and gradients by autograd only: what is compiled has no tangents."""
-    return not (_WATCHED.get() or transforms_active() or is_traced() or other_pass() or any(map(is_simulated, tensors)))
+def _may_compile(tensors: Sequence[Tensor]) -> bool:
+    """Return whether a pass computes values, and gradients by autograd only: what is compiled has no tangents.
+
+    A checkpoint's second run must save what the first one did, which may have been the first use.
+    """
+    return not (
+        _WATCHED.get()
+        or saves_elsewhere()
+        or transforms_active()
+        or is_traced()
+        or other_pass()
+        or any(map(is_simulated, tensors))
+    )
 
 
 def _calls_custom_function(found: tuple[Sequence[Tensor], list[Tensor]], start: float) -> bool:
@@ -253,7 +263,7 @@ def run_compiled(loop: Loop, compiler: Compiler) -> tuple[tuple[Any, Any], Any]:
         step, xs = leaf_step(loop, structure, of_y), [x[head:] for x in loop.xs if x is not None]
         hooks = _hooks(parts)
         after, late, _ = compiler.run(loop, run_chunk, step, parts, xs)
-    if hooks != _hooks(parts) and _is_ordinary(parts):
+    if hooks != _hooks(parts) and _may_compile(parts):
         raise ChainError(
             f"{loop.name} registers hooks on its carry, which get other gradients where torch.compile compiles several "
             "steps. Register them on what the step makes of it, or leave compile=True out."

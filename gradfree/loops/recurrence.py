@@ -79,8 +79,8 @@ class Loop:
         Raises:
             TypeError: the step returns a carry or outputs that no loop over it can have.
         """
-        inputs, carry = (self.inputs(), in_new_containers(self.init)) if inputs is None else (inputs, carry)
-        ys, step = list(outputs), self.step
+        inputs, carry = (self.inputs(), self.init) if inputs is None else (inputs, carry)
+        carry, ys, step = in_new_containers(carry), list(outputs), self.step
         for x in inputs:
             found = step(carry, x)
             # Most steps return a tuple; a call for each would cost as much as a small operation.
@@ -192,6 +192,8 @@ def in_new_containers(tree: Any, made: dict[int, Any] | None = None) -> Any:
     """
     if isinstance(tree, Tensor) or tree is None:
         return tree
+    if torch.compiler.is_compiling():
+        return tree_map(lambda leaf: leaf, tree)  # Torch 2.11 cannot trace id().
     made = {} if made is None else made
     if id(tree) not in made:
         # For most steps many times as fast as ``tree_map``.

@@ -59,8 +59,8 @@ class FirstStep:
     may_be_cache: bool
     surroundings: Surroundings
     remedy: str = (
-        "Steps run at once if they keep nothing outside (return it as a part of y or of the carry) and draw nothing "
-        "(draw before, and pass it in xs). engine='backprop' is the plain loop without this warning."
+        "Return what the step keeps as a part of y or of the carry, and draw random numbers before, in xs: then steps "
+        "run at once. engine='backprop' is the plain loop without this warning."
     )
 
 

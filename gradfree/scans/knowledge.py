@@ -261,9 +261,8 @@ class Contest:
             return [Way(fewer, True)] if fewer not in compiled and self.fastest == Way(min(cut), True) else []
         cuts = [way.segments for way in times if way != PLAIN and not way.by_newton]
         if self.fastest.by_newton or self._candidates[-1].by_newton:
-            # Where all steps run at once, there are no chunks to compile.
-            no_cuts = self.fastest == PLAIN and self._compiled is not None
-            return [PLAIN._replace(is_compiled=True)] if no_cuts else []
+            # Where all steps run at once, there are no chunks to compile: only those of the plain loop.
+            return [] if self._compiled is None else [PLAIN._replace(is_compiled=True)]
         if not cuts:
             return [self._candidates[-1]]
         near = [cuts[0] // 4] if self.fastest == PLAIN and len(cuts) == 1 else []

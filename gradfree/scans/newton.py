@@ -23,7 +23,6 @@ from gradfree.convergence.outcome import (
     relative,
     so_far,
 )
-from gradfree.loops.compiled import Compiler
 from gradfree.loops.recurrence import Loop
 from gradfree.newton.iteration import remaining_change
 from gradfree.scans.first_step import FirstStep
@@ -44,11 +43,10 @@ class NewtonSteps(LoopSegments):
     Args:
         loop: the loop; its carry consists of floating or complex tensors.
         first: its first step.
-        compiler: compiles the batch of steps; ``None``: it is not compiled.
     """
 
-    def __init__(self, loop: Loop, first: FirstStep, compiler: Compiler | None):
-        super().__init__(loop, first, Cut.into(loop.length, loop.length), 0, compiler)
+    def __init__(self, loop: Loop, first: FirstStep):
+        super().__init__(loop, first, Cut.into(loop.length, loop.length), 0, None)
         self.rows: Rows | None = None
         self.jacobians = torch.empty(0)
         self._trains = False

@@ -150,7 +150,7 @@ class SegmentedLoop:
         loop = self.loop
         compiler = self.known.compiler(way)
         if way.by_newton:
-            segments: LoopSegments = NewtonSteps(loop, first, compiler)
+            segments: LoopSegments = NewtonSteps(loop, first)
         else:
             assert self.rule.cut is not None
             cut = Cut.into(plan.count, loop.length)

@@ -32,7 +32,10 @@ def in_nested(state, h):
     return state
 
 
-@pytest.mark.parametrize("engine", WAYS, ids=str)
+COMPILED = pytest.param("compiled", marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize("engine", [*WAYS, COMPILED], ids=str)
 @pytest.mark.parametrize(
     ("make", "write", "read"),
     [
@@ -58,8 +61,9 @@ def test_a_step_may_write_to_its_carry_and_return_it_as_carry_and_y(make, write,
     for each in x[1:]:
         expected.append(new(expected[-1], each))
     wanted = torch.autograd.grad(torch.stack(expected).square().sum(), weight)
+    options = {"engine": "backprop", "compile": True} if engine == "compiled" else {"engine": engine}
     for _ in range(4):
-        carry, y = gradfree.scan(step, init, x, engine=engine)
+        carry, y = gradfree.scan(step, init, x, **options)
         assert read(init) is start
         assert off_by([read(carry), read(y)], [expected[-1], torch.stack(expected)]) < 1e-10
         assert off_by(torch.autograd.grad(read(y).square().sum(), weight), wanted) < 1e-10

@@ -103,9 +103,14 @@ def test_the_time_of_compiling_does_not_count():
     assert contest.fastest == Way(1, is_compiled=True)
 
 
-def test_newtons_method_has_no_compiled_way():
-    ways = calls(lambda way: 2.0 if way == PLAIN else 1.0, compiled=1000)
-    assert set(ways) == {NEWTON, PLAIN}
+@pytest.mark.parametrize("candidates", [[NEWTON], [NEWTON, Way(64)]])
+@pytest.mark.parametrize(("of_compiled", "fastest"), [(0.3, Way(1, is_compiled=True)), (3.0, NEWTON)])
+def test_the_compiled_loop_is_timed_beside_newtons_method(of_compiled, fastest, candidates):
+    """Whose steps run all at once, so that it has no chunks to compile."""
+    seconds = {PLAIN: 2.0, Way(1, is_compiled=True): of_compiled}
+    ways = calls(lambda way: seconds.get(way, 1.0), contest=Contest(candidates, 1000))
+    assert set(ways) == {NEWTON, *seconds}
+    assert ways[-1] == fastest
 
 
 @pytest.mark.parametrize("segments", [8, 32])
