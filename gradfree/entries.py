@@ -51,11 +51,13 @@ def load(entry: metadata.EntryPoint) -> Any:
 def _imported(path: str) -> Any:
     try:
         return metadata.EntryPoint(path, path, "").load()
-    except Exception as error:
+    except (ModuleNotFoundError, AttributeError) as error:
         raise ImportError(
             f"{path!r} cannot be imported: {type(error).__name__}: {error}. It must be module:Class, with a module "
             "in the folder that Python was started in, or on PYTHONPATH."
         ) from error
+    except Exception as error:
+        raise ImportError(f"{path!r} cannot be imported, its module raises {type(error).__name__}: {error}.") from error
 
 
 def lookup(group: str, name: str, registered: Mapping[str, Any] | None = None) -> Any:

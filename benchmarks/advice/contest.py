@@ -151,9 +151,9 @@ def baseline(job: Job, model: nn.Module) -> Contestant:
     Raises:
         UsageError: autograd fails, or its loss is not finite.
     """
-    plain = Contestant.of(BACKPROP, model, job)
-    plain.cosine = 1.0
     try:
+        plain = Contestant.of(BACKPROP, model, job)
+        plain.cosine = 1.0
         losses: list[Tensor] = []
         plain.times = [plain.seconds(job, job.batches[0], losses=losses) for _ in range(2)]
         if plain.times[1] < _LONG:

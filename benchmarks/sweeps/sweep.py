@@ -210,7 +210,7 @@ def with_options(names: Names) -> dict[str, Mapping[str, Any]]:
         UsageError: the options have no names, or only some names have options.
     """
     if not isinstance(names, dict):
-        if strange := [name for name in listed(names) if not isinstance(name, str) or name.startswith(("[", "{"))]:
+        if strange := [name for name in listed(names) if not isinstance(name, str) or set(name) & set("[]{} ")]:
             raise UsageError(
                 f"{strange[0]} is not a name; write names with options as '{{fa: , highway_bp: {{iterations: 0}}}}'."
             )

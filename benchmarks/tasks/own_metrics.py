@@ -39,7 +39,8 @@ class MeanLoss(MeanMetric):
 
     def update(self, preds: Tensor, target: Tensor) -> None:  # type: ignore[override]
         """Add outputs and targets."""
-        super().update(torch.as_tensor(self.loss(preds, target)).double(), len(target))
+        # A loss may be one number for each example: with them as one value, every example counts once.
+        super().update(torch.as_tensor(self.loss(preds, target)).double().mean(), len(target))
 
 
 class MeanScore(MeanLoss):

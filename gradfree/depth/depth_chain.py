@@ -41,8 +41,8 @@ class Attached(Protocol):
 NO_RESIDUAL = (
     "no residual path from {first!r} to {last!r}: no block's output is x + g(x), ReLU(x + g(x)), LayerNorm(x + g(x)) "
     "or another sum with its input x that autograd can see (a compiled block hides it). If there is one, "
-    "declare it: residual=1.0, an argument of attach, EngineOptimizer and EngineStrategy. The engines 'fixed_point' "
-    "and 'truncated' need none."
+    "declare it: residual=1.0, an argument of attach, EngineOptimizer, EngineStrategy and EngineCallback. The engines "
+    "'fixed_point' and 'truncated' need none."
 )
 
 

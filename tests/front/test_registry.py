@@ -59,6 +59,15 @@ def written(name="Noted", module="notebook"):
     return type(name, (gradfree.algorithms.FixedPoint,), {"__module__": module})
 
 
+def test_a_module_that_raises_is_not_taken_for_a_wrong_path(tmp_path, monkeypatch):
+    (tmp_path / "raising.py").write_text("raise TypeError('two arguments')")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(
+        ImportError, match=r"'raising:X' cannot be imported, its module raises TypeError: two arguments"
+    ):
+        gradfree.create_engine("raising:X")
+
+
 @pytest.mark.usefixtures("noted")
 def test_a_registered_engine_has_a_name_everywhere():
     first, again = written(), written()

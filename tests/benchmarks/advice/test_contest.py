@@ -1,5 +1,6 @@
 """Which rows a contest times: at least one, none that is refused, and none for longer than it has."""
 
+import threading
 from itertools import chain, repeat
 from time import monotonic
 
@@ -9,6 +10,7 @@ from gradfree.benchmarks.advice.contest import Contestant, baseline, contest
 from gradfree.benchmarks.advice.job import Job
 from gradfree.benchmarks.records.case import Row
 from gradfree.benchmarks.suites.rows import iterated
+from gradfree.cli import UsageError
 
 JOB = Job("user_module:build", "user_module:loader", None, None, "cpu")
 ENDLESS = Row("endless", "user_module:Endless", {})
@@ -23,6 +25,13 @@ def test_one_engine_is_tried_even_without_time_left():
     found = standings(iterated("highway_bp", 0, 1), 0.0)
     assert [c.row.label for c in found.contestants] == ["backprop", "highway_bp k=0"]
     assert found.untried == ["highway_bp k=1"]
+
+
+def test_a_model_that_cannot_be_copied_is_an_error_in_one_line():
+    model = JOB.build()
+    model.lock = threading.Lock()
+    with pytest.raises(UsageError, match=r"cannot be trained on .*cannot pickle '_thread.lock' object"):
+        baseline(JOB, model)
 
 
 @pytest.mark.filterwarnings("ignore")

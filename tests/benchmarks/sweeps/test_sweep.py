@@ -142,6 +142,7 @@ def test_time_to_target_is_steps_times_the_time_of_a_step():
         ),
         ({"tasks": "points", "engines": ["fa", {"dsf": {}}]}, "write names with options as '{fa: , highway_bp: {"),
         ({"tasks": "points", "engines": "[fa, {dsf: {"}, "write names with options as '{fa: , highway_bp: {"),
+        ({"tasks": "points", "engines": "fa: {"}, "fa: { is not a name; write names with options as"),
         ({"model": "mine:build"}, "a run with --model also needs --data module:function"),
         ({"tasks": "points", "steps": 0}, "--steps must be above 0"),
         ({"tasks": "points", "engines": "dsf", "learning_rates": "nan,0.1"}, "--learning-rates takes numbers above 0"),

@@ -14,6 +14,7 @@ from gradfree.benchmarks.sweeps.axes import Sweep
 from gradfree.benchmarks.sweeps.sweep import suite_of
 from gradfree.benchmarks.tasks.imported import Imported
 from gradfree.benchmarks.tasks.loaded import Loaded, own_task
+from gradfree.benchmarks.tasks.own_metrics import MeanScore
 from gradfree.cli import UsageError, main
 
 MODEL, DATA = "user_module:build", "user_module:loader"
@@ -61,6 +62,16 @@ def test_a_score_of_the_users_is_taken_beside_a_loss_of_theirs():
     assert 0 <= training(PLAIN, task=replace(task, steps=2)).run()["validation"] <= 1
     with pytest.raises(UsageError, match="no function of user_module is called 'none'"):
         suite_of(Sweep(model=MODEL, engines="fa", score="user_module:none"), DATA)
+
+
+@pytest.mark.parametrize("mean", [False, True])
+def test_a_score_may_be_one_number_for_each_example(mean):
+    """Each example counts once, whatever the sizes of the batches are."""
+    right = torch.cat([torch.ones(32), torch.zeros(16)])
+    metric = MeanScore(lambda outputs, _: outputs.mean() if mean else outputs)
+    for part in right.split(32):
+        metric.update(part, part)
+    assert metric.compute() == pytest.approx(32 / 48)
 
 
 def test_options_and_axes_reach_the_builder():
