@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from copy import copy
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +19,14 @@ LeafStep = Callable[[Sequence[Tensor], Sequence[Tensor]], tuple[list[Tensor], li
 
 Leaves = list[Any]
 """The leaves of a pytree: tensors, and ``None`` for leaves that are none."""
+
+_DEEPEST = 16
+"""A carry or y that is nested deeper has a container more with each step."""
+
+_OTHER_STRUCTURE = (
+    "{name} returns {what} of another structure at some steps. Return the same tuples, lists, dicts and None at every "
+    "step, and the keys of a dict in the same order."
+)
 
 
 @dataclass(frozen=True)
@@ -80,17 +89,17 @@ class Loop:
             TypeError: the step returns a carry or outputs that no loop over it can have.
         """
         inputs, carry = (self.inputs(), self.init) if inputs is None else (inputs, carry)
-        carry, ys, step = in_new_containers(carry), list(outputs), self.step
+        ys, step, is_tensor = list(outputs), self.step, isinstance(self.init, Tensor)
         for x in inputs:
-            found = step(carry, x)
+            found = step(in_new_containers(carry), x)
             # Most steps return a tuple; a call for each would cost as much as a small operation.
             carry, y = found if type(found) is tuple and len(found) == 2 else self._pair(found)
+            if is_tensor and not isinstance(carry, Tensor):
+                raise TypeError(
+                    f"{self.name}: the step returns a {type(carry).__name__} as the next carry, but init is one "
+                    "tensor. Both must have the same structure. A step returns a pair, the next carry and y."
+                )
             ys.append(in_new_containers(y))
-        if isinstance(self.init, Tensor) and not isinstance(carry, Tensor):
-            raise TypeError(
-                f"{self.name}: the step returns a {type(carry).__name__} as the next carry, but init is one tensor. "
-                "Both must have the same structure. A step returns a pair, the next carry and y."
-            )
         return carry, stacked(ys, self.name)
 
 
@@ -116,11 +125,11 @@ Runner = Callable[[Loop, LoopMemory, "nn.Module | None"], tuple[Any, Any]]
 def leaf_step(loop: Loop, carry: Structure, y: Structure) -> LeafStep:
     """Return the step of ``loop`` on the tensors of its carry, inputs and outputs."""
     build_carry, build_x = carry.build, Structure(loop.spec, [n for n, x in enumerate(loop.xs) if x is not None]).build
-    carry_at, y_at, name, step = carry.at, y.at, loop.name, loop.step
+    name, step = loop.name, loop.step
 
-    def run(carry: Sequence[Tensor], x: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
-        after, y = step(build_carry(carry), build_x(x))
-        return tensors_at(after, carry_at, name), tensors_at(y, y_at, name)
+    def run(parts: Sequence[Tensor], x: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
+        after, out = step(build_carry(parts), build_x(x))
+        return carry.tensors(after, name), y.tensors(out, name)
 
     return run
 
@@ -144,6 +153,21 @@ class Structure:
         at = [n for n, t in enumerate(leaves) if t is not None]
         return Structure(spec, at), [leaves[n] for n in at]
 
+    def tensors(self, tree: Any, name: str) -> list[Tensor]:
+        """Return the tensors of a tree that must have this structure.
+
+        Raises:
+            TypeError: it has another one.
+        """
+        if isinstance(tree, Tensor) and self.spec.is_leaf():
+            return [tree]
+        leaves, spec = tree_flatten(tree)
+        # What torch traces has been compared step by step before.
+        is_same = torch.compiler.is_compiling() or spec == self.spec
+        if not is_same or [n for n, t in enumerate(leaves) if t is not None] != self.at:
+            raise TypeError(_OTHER_STRUCTURE.format(name=name, what="a carry or a y"))
+        return [leaves[n] for n in self.at]
+
     @property
     def build(self) -> Callable[[Sequence[Any]], Any]:
         """A function that puts tensors into the structure."""
@@ -164,18 +188,21 @@ def stacked(ys: Sequence[Any], name: str) -> Any:
     if all(isinstance(y, Tensor) for y in ys):
         return _stacked_leaf(ys, name)
     refuse_other_outputs(ys[0], name)
-    first, spec = tree_flatten(ys[0])
-    leaves = [tree_leaves(y) for y in ys]
-    if any(len(of_step) != len(first) for of_step in leaves):
-        raise TypeError(f"{name} returns a y of another structure at some steps. Return the same at every step.")
+    leaves, specs = zip(*map(tree_flatten, ys), strict=True)
+    # The values of None are a part of it: what one step has none of cannot be stacked.
+    kinds = [[t is None for t in of_step] for of_step in leaves]
+    if any(spec != specs[0] for spec in specs) or any(kind != kinds[0] for kind in kinds):
+        raise TypeError(_OTHER_STRUCTURE.format(name=name, what="a y"))
     parts = [None if part[0] is None else _stacked_leaf(part, name) for part in zip(*leaves, strict=True)]
-    return builder(spec)(parts)
+    return builder(specs[0])(parts)
 
 
 def _stacked_leaf(ys: Sequence[Tensor], name: str) -> Tensor:
     try:
         return torch.stack(list(ys))
-    except RuntimeError as error:
+    except (RuntimeError, TypeError) as error:
+        for y in ys:
+            refuse_other_outputs(y, name)
         first, other = ys[0].shape, next((y.shape for y in ys if y.shape != ys[0].shape), None)
         if other is None:
             raise
@@ -185,26 +212,29 @@ def _stacked_leaf(ys: Sequence[Tensor], name: str) -> Tensor:
         ) from error
 
 
-def in_new_containers(tree: Any, made: dict[int, Any] | None = None) -> Any:
-    """Return the same leaves in other tuples, lists and dicts: a step may write to those that it returns.
+def in_new_containers(tree: Any, depth: int = 0) -> Any:
+    """Return the same leaves in other tuples, lists and dicts, each of its own: a step may write to what it returns.
 
-    ``made`` has those made so far: what a step nests by mistake may contain one container a million times.
+    Raises:
+        TypeError: they are nested deeper and deeper, which may take exponential time.
     """
     if isinstance(tree, Tensor) or tree is None:
         return tree
-    if torch.compiler.is_compiling():
-        return tree_map(lambda leaf: leaf, tree)  # Torch 2.11 cannot trace id().
-    made = {} if made is None else made
-    if id(tree) not in made:
-        # For most steps many times as fast as ``tree_map``.
-        if type(tree) is tuple or type(tree) is list:
-            new: Any = type(tree)([in_new_containers(part, made) for part in tree])
-        elif type(tree) is dict:
-            new = {key: in_new_containers(part, made) for key, part in tree.items()}
-        else:
-            new = tree_map(lambda leaf: leaf, tree)
-        made[id(tree)] = new
-    return made[id(tree)]
+    if depth > _DEEPEST:
+        raise TypeError(
+            f"a step returns a carry or a y that is nested more than {_DEEPEST} deep. Return the same tuples, lists, "
+            "dicts and None at every step."
+        )
+    # For most steps many times as fast as ``tree_map``: there is one call for each step of a loop.
+    if isinstance(tree, dict):
+        new = {} if type(tree) is dict else copy(tree)
+        for key, part in tree.items():
+            new[key] = part if isinstance(part, Tensor) else in_new_containers(part, depth + 1)
+        return new
+    if isinstance(tree, list | tuple):
+        parts = [part if isinstance(part, Tensor) else in_new_containers(part, depth + 1) for part in tree]
+        return tree._make(parts) if hasattr(tree, "_make") else type(tree)(parts)
+    return tree_map(lambda leaf: leaf, tree)
 
 
 def refuse_other_outputs(y: Any, name: str) -> None:
@@ -230,16 +260,3 @@ def filled(spec: TreeSpec, at: Sequence[int]) -> Callable[[Sequence[Any]], Any]:
         return build(leaves)
 
     return fill
-
-
-def tensors_at(tree: Any, at: Sequence[int], name: str) -> list[Tensor]:
-    """Return the leaves ``at`` of a tree, which must be its only tensors."""
-    if isinstance(tree, Tensor) and len(at) == 1:
-        return [tree]
-    leaves = tree_leaves(tree)
-    if [n for n, t in enumerate(leaves) if t is not None] != list(at):
-        raise TypeError(
-            f"{name} returns a carry or a y of another structure at some steps. Return the same tuples, lists, dicts "
-            "and None at every step."
-        )
-    return [leaves[n] for n in at]

@@ -169,6 +169,8 @@ def _shape_problem(init: Any, carry: Any) -> str | None:
     for old, new in zip(before, after, strict=True):
         if old is None and new is None:
             continue
+        if old is None or new is None:
+            return "returns None in place of a part of its carry, or a part in place of None"
         if not (isinstance(old, Tensor) and isinstance(new, Tensor)):
             return "has a carry with entries that are neither tensors nor None"
         if old.shape != new.shape:

@@ -17,6 +17,7 @@ from gradfree.loops.compiled import Compiler, run_plain_loop
 from gradfree.loops.recurrence import Loop
 from gradfree.time.packing import PackedRows, Padding
 from gradfree.time.recorded_step import recorded_step
+from gradfree.wording import one
 
 
 class CellLayer(nn.Module):
@@ -71,6 +72,10 @@ class CellLayer(nn.Module):
     def _time_first(self, x: Any) -> Any:
         if isinstance(x, tuple):
             return tuple(map(self._time_first, x))
+        if not isinstance(x, Tensor):
+            raise TypeError(
+                f"a CellLayer takes a tensor, a tuple of tensors or a PackedSequence, not {one(type(x).__name__)}."
+            )
         x = x.transpose(0, 1) if self.batch_first else x
         if x.dim() < 3 or len(x) == 0:
             raise ValueError(f"a sequence must be (T, B, I) with at least one step, not {tuple(x.shape)} (time first).")

@@ -1,6 +1,8 @@
 """Carries in containers that steps write to, and in conjugated form; a scan in the step of a scan."""
 
 import warnings
+from collections import OrderedDict
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -110,3 +112,77 @@ def test_a_scan_in_a_step_may_be_compiled(engine, recwarn):
 
     assert off_by(gradient(engine, compile=True), gradient("backprop")) < 1e-10
     assert not [w for w in recwarn if "scan of" in str(w.message)]
+
+
+class Pair(NamedTuple):
+    h: Any
+    c: Any
+
+
+NESTED = {
+    "a pair": lambda c, x: ((c, x), c),
+    "twice in a tuple": lambda c, x: ((c, c), c),
+    "twice in a named tuple": lambda c, x: (Pair(c, c), c),
+    "twice in an ordered dict": lambda c, x: (OrderedDict(a=c, b=c), c),
+}
+
+
+@pytest.mark.parametrize("engine", ["backprop", "shooting"])
+@pytest.mark.parametrize("init", [lambda h: h, lambda h: (h,)], ids=["tensor", "tuple"])
+@pytest.mark.parametrize("step", NESTED.values(), ids=NESTED)
+def test_a_carry_that_is_nested_by_mistake_is_refused_at_once(step, init, engine):
+    with pytest.raises(TypeError, match=r"nested more than 16 deep|init is one tensor|another structure"):
+        gradfree.scan(step, init(torch.zeros(2)), torch.randn(600, 2), engine=engine)
+
+
+def rotating(c, x):
+    for key in c:
+        c[key] = c[key] + (1.0 if key == "a" else 100.0) + 0.0 * x
+    c.move_to_end(next(iter(c)))
+    return c, c
+
+
+OTHER_Y = {
+    "keys in another order": (rotating, lambda h: OrderedDict(a=h, b=h)),
+    "other keys": (lambda c, x: (c + 1, {"a" if float(c[0]) else "b": x}), lambda h: h),
+    "none at first": (lambda c, x: ((x, c[0]), (x, None if c[1] is None else c[1] - x)), lambda h: (h, None)),
+    "none later": (lambda c, x: (c + 1, None if float(c[0]) else x), lambda h: h),
+    "a number later": (lambda c, x: (c + 1, 1.0 if float(c[0]) else x), lambda h: h),
+}
+
+
+@pytest.mark.parametrize("length", [5, 160])
+@pytest.mark.parametrize(("step", "init"), OTHER_Y.values(), ids=OTHER_Y)
+@pytest.mark.filterwarnings("ignore")
+def test_outputs_of_another_structure_at_some_steps_are_refused(step, init, length):
+    with pytest.raises(TypeError, match=r"a y of another structure at some steps|returns float in y"):
+        gradfree.scan(step, init(torch.zeros(2)), torch.randn(length, 2))
+
+
+@pytest.mark.parametrize("engine", [*WAYS, COMPILED], ids=str)
+def test_a_container_at_two_places_of_a_carry_is_two(engine):
+    """As in segments, which only keep the tensors: a step that writes to one place does not write to the other."""
+    weight, x = torch.randn(3, 3, requires_grad=True), torch.randn(160, 2, 3)
+    options = {"engine": "backprop", "compile": True} if engine == "compiled" else {"engine": engine}
+
+    def step(carry, x):
+        for n, part in enumerate(carry):
+            part["h"] = torch.tanh(0.5 * part["h"] @ weight + (1 + n) * x)
+        return [carry[1], carry[1]], carry[0]["h"]
+
+    expected, parts = [], [torch.zeros(2, 3)] * 2
+    for each in x:
+        parts = [torch.tanh(0.5 * h @ weight + (1 + n) * each) for n, h in enumerate(parts)]
+        expected.append(parts[0])
+        parts = [parts[1], parts[1]]
+    for _ in range(4):
+        y = gradfree.scan(step, [{"h": torch.zeros(2, 3)}] * 2, x, **options)[1]
+        assert off_by([y], [torch.stack(expected)]) < 1e-10
+
+
+@pytest.mark.slow
+def test_a_step_without_a_carry_may_be_compiled():
+    weight, x = torch.randn(3, 3, requires_grad=True), torch.randn(20, 2, 3)
+    carry, y = gradfree.scan(lambda _, x: (None, torch.tanh(x @ weight)), None, x, engine="backprop", compile=True)
+    assert carry is None
+    assert off_by([y], [torch.tanh(x @ weight)]) < 1e-12
