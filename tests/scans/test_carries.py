@@ -180,6 +180,22 @@ def test_a_container_at_two_places_of_a_carry_is_two(engine):
         assert off_by([y], [torch.stack(expected)]) < 1e-10
 
 
+@pytest.mark.parametrize("engine", ["backprop", "shooting"])
+@pytest.mark.filterwarnings("ignore:.*runs step by step")
+def test_a_container_that_the_step_keeps_may_be_its_y(engine):
+    kept, x = {}, torch.randn(160, 2, 3)
+
+    def step(h, x):
+        kept["h"] = torch.tanh(0.5 * h + x)
+        return kept["h"], kept
+
+    for _ in range(4):
+        carry, y = gradfree.scan(step, torch.zeros(2, 3), x, engine=engine)
+        assert torch.equal(y["h"][-1], carry)
+        assert not torch.equal(y["h"][0], y["h"][1])
+        assert torch.equal(y["h"][0], torch.tanh(x[0]))
+
+
 @pytest.mark.slow
 def test_a_step_without_a_carry_may_be_compiled():
     weight, x = torch.randn(3, 3, requires_grad=True), torch.randn(20, 2, 3)
