@@ -113,7 +113,8 @@ NO_LESSON = _row(
     "{engine} needs the {what} of the batch, not only the gradient of the loss.",
     "Run the backward pass inside `with handle.lesson({what}={given}):`, with {given} {meaning}. In Lightning, handle "
     "is `self.trainer.strategy.handle`, in a `training_step` with manual optimization; the strategy itself gives the "
-    "targets of batches (inputs, targets).",
+    "targets of batches (inputs, targets). With Hugging Face's Trainer it is `callback.handle`, in a `training_step` "
+    "of yours.",
 )
 NOT_FINITE_BEHIND = _row(
     _PASSES,
