@@ -114,8 +114,9 @@ class Compiler:
     def _run_chunk(
         self, loop: Loop, chunk: Chunk, step: LeafStep, carry: Sequence[Tensor], xs: Sequence[Tensor]
     ) -> tuple[Sequence[Tensor], list[Tensor]]:
-        shapes = tuple((t.shape, t.stride(), t.dtype, t.device, t.requires_grad) for t in (*carry, *xs))
-        kind = xs[0].device.type
+        given = (*carry, *xs)
+        shapes = tuple((t.shape, t.stride(), t.dtype, t.device, t.requires_grad) for t in given)
+        kind = given[0].device.type
         autocast = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
         key = (chunk, shapes, autocast, torch.is_grad_enabled(), torch.is_inference_mode_enabled())
         run, stance = self._functions.get(key, (None, ""))
@@ -145,7 +146,8 @@ class Compiler:
 
         ``run`` is what is compiled for ``key`` already, for another step; ``None``: nothing is.
         """
-        before, random, were_changed = Surroundings(loop.step), RandomState(xs[0].device), _watch((*carry, *xs))
+        given, before = (*carry, *xs), Surroundings(loop.step)
+        random, were_changed = RandomState(given[0].device), _watch(given)
         in_segments, start = chunk is run_chunk_of_segments, next_sequence_number()
         found = chunk(step, carry, xs)
         problem = None
@@ -155,7 +157,7 @@ class Compiler:
             # torch 2.13 loses their gradients, or names them in an error.
             problem = _CUSTOM
         else:
-            run = _compile(chunk, xs[0].device, len(self._functions)) if run is None else run
+            run = _compile(chunk, given[0].device, len(self._functions)) if run is None else run
             # Steps in segments keep nothing outside, which is checked before.
             repeats = in_segments or not (random.has_drawn() or Surroundings(loop.step).change(before))
             self._functions[key] = run, _NOT_ANEW if repeats else "default"

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
-from copy import copy
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +20,7 @@ LeafStep = Callable[[Sequence[Tensor], Sequence[Tensor]], tuple[list[Tensor], li
 Leaves = list[Any]
 """The leaves of a pytree: tensors, and ``None`` for leaves that are none."""
 
-_DEEPEST = 16
+_DEEPEST = 8
 """A carry or y that is nested deeper has a container more with each step."""
 
 _OTHER_STRUCTURE = (
@@ -159,7 +159,7 @@ class Structure:
         Raises:
             TypeError: it has another one.
         """
-        if isinstance(tree, Tensor) and self.spec.is_leaf():
+        if isinstance(tree, Tensor) and self.spec.is_leaf() and self.at:
             return [tree]
         leaves, spec = tree_flatten(tree)
         # What torch traces has been compared step by step before.
@@ -226,14 +226,15 @@ def in_new_containers(tree: Any, depth: int = 0) -> Any:
             "dicts and None at every step."
         )
     # For most steps many times as fast as ``tree_map``: there is one call for each step of a loop.
-    if isinstance(tree, dict):
-        new = {} if type(tree) is dict else copy(tree)
+    kind = type(tree)
+    if kind is dict or kind is OrderedDict:
+        new = kind()
         for key, part in tree.items():
             new[key] = part if isinstance(part, Tensor) else in_new_containers(part, depth + 1)
         return new
-    if isinstance(tree, list | tuple):
+    if kind is tuple or kind is list or hasattr(kind, "_make"):
         parts = [part if isinstance(part, Tensor) else in_new_containers(part, depth + 1) for part in tree]
-        return tree._make(parts) if hasattr(tree, "_make") else type(tree)(parts)
+        return kind(parts) if kind is tuple or kind is list else tree._make(parts)
     return tree_map(lambda leaf: leaf, tree)
 
 

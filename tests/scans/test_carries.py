@@ -7,8 +7,10 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 from oracles import off_by
+from torch.utils._pytree import SUPPORTED_NODES, register_pytree_node
 
 import gradfree
+from gradfree.loops.recurrence import Structure
 
 WAYS = [
     gradfree.create_engine("backprop"),
@@ -121,6 +123,7 @@ class Pair(NamedTuple):
 
 NESTED = {
     "a pair": lambda c, x: ((c, x), c),
+    "three times": lambda c, x: ((c, c, c), x),
     "twice in a tuple": lambda c, x: ((c, c), c),
     "twice in a named tuple": lambda c, x: (Pair(c, c), c),
     "twice in an ordered dict": lambda c, x: (OrderedDict(a=c, b=c), c),
@@ -131,7 +134,7 @@ NESTED = {
 @pytest.mark.parametrize("init", [lambda h: h, lambda h: (h,)], ids=["tensor", "tuple"])
 @pytest.mark.parametrize("step", NESTED.values(), ids=NESTED)
 def test_a_carry_that_is_nested_by_mistake_is_refused_at_once(step, init, engine):
-    with pytest.raises(TypeError, match=r"nested more than 16 deep|init is one tensor|another structure"):
+    with pytest.raises(TypeError, match=r"nested more than 8 deep|init is one tensor|another structure"):
         gradfree.scan(step, init(torch.zeros(2)), torch.randn(600, 2), engine=engine)
 
 
@@ -157,6 +160,46 @@ OTHER_Y = {
 def test_outputs_of_another_structure_at_some_steps_are_refused(step, init, length):
     with pytest.raises(TypeError, match=r"a y of another structure at some steps|returns float in y"):
         gradfree.scan(step, init(torch.zeros(2)), torch.randn(length, 2))
+
+
+def test_a_tensor_in_place_of_none_has_another_structure():
+    structure, parts = Structure.of(None)
+    assert parts == structure.tensors(None, "scan") == []
+    with pytest.raises(TypeError, match="scan returns a carry or a y of another structure"):
+        structure.tensors(torch.zeros(2), "scan")
+
+
+class Frozen(dict):
+    def __setitem__(self, key, value):
+        raise TypeError("frozen")
+
+
+class Two(tuple):
+    def __new__(cls, a, b):
+        return super().__new__(cls, (a, b))
+
+
+CONTAINERS = {
+    "a dict that cannot change": (Frozen, lambda t: ([*t.values()], [*t]), lambda ts, _: Frozen(a=ts[0], b=ts[1])),
+    "a tuple with a constructor": (Two, lambda t: ([*t], None), lambda ts, _: Two(*ts)),
+}
+
+
+@pytest.mark.parametrize(("kind", "flatten", "build"), CONTAINERS.values(), ids=CONTAINERS)
+def test_containers_that_are_registered_are_made_as_they_say(kind, flatten, build):
+    if kind not in SUPPORTED_NODES:
+        register_pytree_node(kind, flatten, build)
+    h, x = torch.zeros(2), torch.randn(140, 2)
+    init = Frozen(a=h, b=h) if kind is Frozen else Two(h, h)
+
+    def step(carry, x):
+        a, b = flatten(carry)[0]
+        after = build([torch.tanh(0.5 * b + x), a], ["a", "b"])
+        return after, after
+
+    found = [gradfree.scan(step, init, x, engine=engine)[1] for engine in ("backprop", WAYS[1])]
+    assert [type(y) for y in found] == [kind, kind]
+    assert off_by(*(flatten(y)[0] for y in found)) < 1e-10
 
 
 @pytest.mark.parametrize("engine", [*WAYS, COMPILED], ids=str)
