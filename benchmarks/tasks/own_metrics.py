@@ -39,7 +39,7 @@ class MeanLoss(MeanMetric):
 
     def update(self, preds: Tensor, target: Tensor) -> None:  # type: ignore[override]
         """Add outputs and targets."""
-        # A loss may be one number for each example: with them as one value, every example counts once.
+        # The mean, where the loss is one number for each example: the weight counts the examples already.
         super().update(torch.as_tensor(self.loss(preds, target)).double().mean(), len(target))
 
 
