@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar
 
-from torch import nn
+from torch import Tensor, nn
 
 from gradfree.chains.chain import ChainGradients
 from gradfree.chains.report import Report
@@ -83,6 +83,10 @@ class Newton(ToleranceEngine):
         # The layout of packed sequences is chosen without sweeps, unless these are asked for.
         given = self.max_sweeps is not None or not call.is_packed
         return given and self.options.stopping(call.length, call.like, call.mode) is not None
+
+    def records_units(self, length: int, like: Tensor) -> bool:
+        """Return whether sweeps may pay; else the cell runs as any other."""
+        return super().records_units(length, like) or self.options.stopping(length, like, "separate units") is not None
 
     def gradients(self, chain: Any, direct: Any) -> ChainGradients:
         """Return the gradients, exact to the tolerance."""

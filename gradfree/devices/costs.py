@@ -233,8 +233,8 @@ def newton_break_even_sweeps(length: int, like: Tensor, kind: str) -> int:
     by_onednn = kind == "LSTM" and like.device.type == "cpu"
     free = costs.rows_of_onednn if by_onednn else free_rows(like, kind, fused=False)
     if kind == "separate units":
-        # Its work grows with the number of units, not with its square; the start-up time of its steps is a loop's.
-        free *= max(1.0, 64 / like.shape[1])
+        # The work of its steps grows with the number of units, not with its square.
+        free = costs.rows_of_any * 64 / like.shape[1]
     worth = int(length * _step_cost(batch, free) / (costs.sweep_start + costs.sweep_row * length * batch / free))
     return worth if worth >= (FEWEST_EXACT_SWEEPS if kind == "separate units" else FEWEST_SWEEPS) else 0
 

@@ -142,8 +142,8 @@ class CellRecorder:
         """
         at, trains, parameters = self.attachment, torch.is_grad_enabled(), list(self.layer.cell.parameters())
         compared = at.compares or at.deltas is not None
-        linearised = compared or runs_by_units(self.layer.cell)
-        if at.engine.loops is not None and not linearised and (trains or at.engine.evaluates):
+        by_loop = at.engine.loops is not None and not compared
+        if by_loop and (at.engine.evaluates if not trains else not self._records_units(x, parts, padding)):
             return self._run_loop(x, parts, padding)
         if not trains:
             return type(self.layer).unroll(self.layer, x, parts, padding)
@@ -159,11 +159,9 @@ class CellRecorder:
         if without_values or not any(t.requires_grad for t in (x, *parts, *parameters)):
             return type(self.layer).unroll(self.layer, x, parts, padding)
         if padding is not None and len(parts) > 1:
-            others = "Use 'shooting', 'backprop', 'newton' or 'auto'."
-            no_other = "No engine does: detach the engine for such passes, or leave the layer out, chains=[...]."
             raise ChainError(
                 f"{self.where} has a state of several tensors, which this engine does not support with packed "
-                f"sequences or resets. {no_other if isinstance(self.layer.cell, ElementwiseCell) else others}"
+                "sequences or resets. Use 'shooting', 'backprop', 'newton' or 'auto'."
             )
         self.single_steps.count(len(x))
         refuse_transforms(self.where)
@@ -173,6 +171,12 @@ class CellRecorder:
         valid = None if padding is None else padding.valid
         out, *finals = _UnrollFunction.apply(self, valid, len(parts), x, *parts, *parameters)
         return [out, *finals] if padding is None else [out, padding.last_steps(out)]
+
+    def _records_units(self, x: Any, parts: Sequence[Tensor], padding: Padding | None) -> bool:
+        """Return whether the engine records a cell that acts unit by unit; others run by its loops."""
+        if not (runs_by_units(self.layer.cell) and isinstance(x, Tensor) and parts[0].dim() == 2):
+            return False
+        return (padding is None or len(parts) == 1) and self.attachment.engine.records_units(len(x), parts[0])
 
     def _run_loop(self, x: Any, parts: Sequence[Tensor], padding: Padding | None) -> Sequence[Tensor]:
         """Run the cell's own loop by the engine, on autograd's graph."""

@@ -11,6 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import gradfree
 from gradfree import CellLayer
+from gradfree.models.para_rnn import ParaGRUCell, ParaLSTMCell
 
 T, B, I, H = 45, 3, 3, 4  # noqa: E741
 ENGINES = [("backprop", {}), ("shooting", {"segments": 6, "burn": 7, "max_sweeps": 5, "tolerance": 1e-14})]
@@ -80,6 +81,12 @@ def packed(layer, x):
     return flat(pad_packed_sequence(out)[0], final)
 
 
+def packed_pair(layer, x):
+    given = pack_padded_sequence(x, torch.tensor([30, T, 17], device="cpu"), enforce_sorted=False)
+    out, final = layer(given, (0.1 * torch.ones(B, H), 0.2 * torch.ones(B, H) * torch.arange(1.0, 4)[:, None]))
+    return flat(pad_packed_sequence(out)[0], final)
+
+
 def spans(layer, x):
     return flat(*layer((x, torch.sigmoid(x[..., :1])), torch.zeros(B, H)))
 
@@ -97,6 +104,9 @@ CASES = {
     "packed sequences": (Leaky, packed),
     "resets": (Leaky, resets),
     "resets of two states": (lambda: nn.LSTMCell(I, H), resets),
+    "separate units": (lambda: ParaGRUCell(I, H, 0.5), plain),
+    "separate units, packed": (lambda: ParaLSTMCell(I, H, 0.5), packed_pair),
+    "separate units, resets": (lambda: ParaLSTMCell(I, H, 0.5), resets),
 }
 
 

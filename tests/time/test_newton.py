@@ -40,6 +40,15 @@ def test_three_sweeps_are_exact_where_the_jacobian_is_diagonal(make):
     assert errors[4] < 1e-14
 
 
+@pytest.mark.parametrize("name", ["newton", "shooting", "backprop"])
+def test_separate_units_run_as_their_loop_where_that_is_faster(name):
+    """Bitwise: one batch of all steps adds in another order."""
+    layer, x = ParaLSTM(64, 64).float(), torch.randn(16, 32, 64, dtype=torch.float32, requires_grad=True)
+    expected = everything(layer, x)
+    with gradfree.create_engine(name).attach(layer):
+        assert off_by(everything(layer, x), expected) == 0.0
+
+
 @pytest.mark.parametrize("make", [nn.GRU, nn.RNN, ParaGRU, ParaLSTM])
 def test_long_sequences_in_chunks_give_the_same_result(make, monkeypatch):
     """Chunks fit a CPU's caches; the last one may be shorter."""
