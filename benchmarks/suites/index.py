@@ -16,6 +16,7 @@ from gradfree.benchmarks.suites.long_sequences import (
     LONG_SEQUENCES,
     PRECISION,
     PYDOC_LONG,
+    SEPARATE_UNITS,
     SHOOTING,
 )
 from gradfree.benchmarks.suites.online import ONLINE
@@ -96,6 +97,7 @@ SUITES: dict[str, Suite] = {
     "cells": CELLS,
     "online": ONLINE,
     "narrow": NARROW,
+    "separate-units": SEPARATE_UNITS,
     "precision": PRECISION,
     "gpu-time": GPU_TIME,
     "depth-map": DEPTH_MAP,

@@ -156,6 +156,13 @@ EVALUATION: Suite = (
     Timings(evaluated_program, (Program(8000, 96),), (SHOOTING,), 1),
 )
 
+_SEPARATE_UNITS = (
+    *(RecurrentLayer("ParaGRU", *size) for size in ((1, 1024, 64), (1, 4096, 64), (8, 1024, 64), (32, 512, 64))),
+    *(RecurrentLayer("ParaGRU", *size) for size in ((128, 256, 64), (1, 2048, 256))),
+    *(RecurrentLayer("ParaLSTM", *size) for size in ((1, 4096, 64), (8, 1024, 64), (32, 512, 64))),
+)
+SEPARATE_UNITS: Suite = (_layers(_SEPARATE_UNITS, (_LAYER_ROWS[0], SHOOTING, _NEWTON)),)
+
 _PRECISION = (
     *(
         RecurrentLayer(cell, *size, dtype="bfloat16")

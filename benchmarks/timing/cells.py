@@ -18,7 +18,7 @@ from gradfree.benchmarks.timing.timed import Timing, timed
 from gradfree.scans.scan import scan
 
 _INPUTS = 32
-_CHOICE = 36
+CHOICE = 36
 """In how many passes ``scan`` finds its fastest way: three for each that it tries, of which some take longer."""
 
 
@@ -159,8 +159,8 @@ def cells(case: Timing) -> Mapping[str, Callable[[], Any]]:
     """Return, by label, functions that build the passes: the loop, ``scan`` as it chose after its first passes, JAX."""
     passes: dict[str, Callable[[], Any]] = {
         "loop": partial(CellPass, case),
-        "scan": partial(CellPass, case, scan, _CHOICE),
-        "scan, compiled": partial(CellPass, case, partial(scan, compile=True), _CHOICE),
+        "scan": partial(CellPass, case, scan, CHOICE),
+        "scan, compiled": partial(CellPass, case, partial(scan, compile=True), CHOICE),
     }
     with_jax = case.threads == 1 and find_spec("jax")
     return passes | ({"jax.lax.scan, jitted": partial(jax_cell_pass, case)} if with_jax else {})

@@ -10,12 +10,14 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from gradfree import engine_figures
+from gradfree import CellLayer, engine_figures
 from gradfree.benchmarks.records.case import ADDED, Row
 from gradfree.benchmarks.tables.column import column
 from gradfree.benchmarks.tables.facts import Fact, fact
+from gradfree.benchmarks.timing.cells import CHOICE
 from gradfree.benchmarks.timing.side_by_side import PASSES
 from gradfree.benchmarks.timing.timed import Timing, timed
+from gradfree.models import ParaGRU, ParaLSTM
 
 COMPILED, PLAIN, LOOP = "compiled loop", "plain", "loop over cells"
 SWEEPS, FORWARD_SWEEPS, SEQUENTIAL = "sweeps", "forward sweeps", "sequential"
@@ -26,7 +28,13 @@ _CELLS: dict[str, type[nn.GRUCell] | type[nn.LSTMCell] | type[nn.RNNCell]] = {
     "LSTM": nn.LSTMCell,
     "RNN_TANH": nn.RNNCell,
 }
-_MODULES: dict[str, Callable[..., nn.RNNBase]] = {"GRU": nn.GRU, "LSTM": nn.LSTM, "RNN": nn.RNN}
+_MODULES: dict[str, Callable[..., nn.Module]] = {
+    "GRU": nn.GRU,
+    "LSTM": nn.LSTM,
+    "RNN": nn.RNN,
+    "ParaGRU": ParaGRU,
+    "ParaLSTM": ParaLSTM,
+}
 _FORMER_DEFAULTS: dict[str, dict[str, Any]] = {"dsf": {"feedback": "linspace"}}
 """Options of rows whose records, by label, name none: the engine's default has changed since."""
 _LEGEND = "Forward and backward pass as a multiple of the plain module's; in brackets, peak memory. Sizes: sequences, "
@@ -83,7 +91,7 @@ def replace_layers(model: nn.Module, loop: Callable[[nn.RNNBase], nn.Module]) ->
 
 @dataclass(frozen=True)
 class RecurrentLayer:
-    """A recurrent layer of torch, with a batch of sequences that have as many features as the layer has units."""
+    """A recurrent layer, and a batch of sequences that have as many features as the layer has units."""
 
     cell: str
     batch: int
@@ -97,7 +105,7 @@ class RecurrentLayer:
         return ", ".join([f"{self.cell} ({self.batch}, {self.steps}, {self.units})", *filter(None, others)])
 
 
-def _plain(layer: RecurrentLayer) -> nn.RNNBase:
+def _plain(layer: RecurrentLayer) -> nn.Module:
     return _MODULES[layer.cell](layer.units, layer.units, batch_first=layer.batch_first)
 
 
@@ -108,7 +116,7 @@ class LayerPass:
         self,
         case: Timing,
         row: Row | None = None,
-        loop: Callable[[nn.RNNBase], nn.Module] | None = None,
+        loop: Callable[[Any], nn.Module] | None = None,
     ):
         torch.manual_seed(case.seed)
         layer: RecurrentLayer = case.item
@@ -122,6 +130,8 @@ class LayerPass:
         self.module: nn.Module = plain if loop is None else loop(plain)
         if row is not None:
             row.create_engine().attach(self.module, [""])
+            for _ in range(CHOICE if isinstance(self.module, CellLayer) else 0):
+                self()
 
     def run(self) -> Tensor:
         """Return the outputs."""
