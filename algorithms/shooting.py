@@ -33,13 +33,13 @@ class Shooting(ToleranceEngine):
         segments: C, their number. "auto": chosen from size, device and earlier passes; 1 if segments cannot be faster,
             then by torch's own kernel or as under ``backprop``, whichever is faster. The forward pass of packed
             sequences has one segment.
-        tolerance: the largest mismatch at a border, relative to the largest state or cotangent. ``None``: 1e-12 in
-            float64, 1e-5 in float32, and for other dtypes the finest tolerance that they allow. Where products
-            round their factors (TF32, autocast), at least 8 times that rounding error.
+        tolerance: the largest mismatch at a border, relative to the largest state or cotangent; of a state beyond 100,
+            to itself. ``None``: 1e-12 in float64, 1e-5 in float32, and for other dtypes the finest tolerance that they
+            allow. Where products round their factors (TF32, autocast), at least 8 times that rounding error.
         burn: the number of burn-in steps: a border's first guess is computed from zero over so many steps. "auto": as
             many as the last passes needed.
-        corrector: "gate": a change at a border is passed on to the later borders, times the product of the gates over
-            each segment. ``None``: no corrector.
+        corrector: of torch's layers. "gate": a change at a border is passed on to the later borders, times the product
+            of the gates over each segment. ``None``: no corrector.
         max_sweeps: the most sweeps, up to C - 1, which are exact. ``None``: as long as they are expected to be faster
             than the sequential call.
         evaluation: whether layers run by sweeps without gradients, too. ``False``: outputs of evaluation are bitwise

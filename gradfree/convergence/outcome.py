@@ -9,6 +9,9 @@ from math import inf, isfinite, log
 import torch
 from torch import Tensor
 
+_COMMON = 100.0
+"""Larger numbers of a state are measured each by itself."""
+
 
 @dataclass
 class Outcome:
@@ -104,6 +107,29 @@ def _larger(low: Tensor, high: Tensor) -> Tensor:
 def so_far(sizes: Tensor, reverse: bool) -> Tensor:
     """Return the largest of ``sizes``, (T,), up to each step; with ``reverse`` from the last step on."""
     return sizes.flip(0).cummax(0).values.flip(0) if reverse else sizes.cummax(0).values
+
+
+def relative_to_states(jumps: Sequence[Tensor], after: Sequence[Tensor], sizes: Sequence[Tensor]) -> float:
+    """Return what :func:`relative` does, but with sizes of at most 100, and a jump to a larger number relative to that.
+
+    A mask in the state, such as -1e9 for a probability of zero, says nothing about the numbers beside it. Cotangents
+    are measured by their sizes, as these have the loss's scale.
+
+    Args:
+        jumps: of states.
+        after: the numbers that the jumps lead to.
+        sizes: see :func:`relative`.
+    """
+    sizes = [torch.where(size > _COMMON, size.clamp(max=_COMMON), size) for size in sizes]
+    return relative([_shortened(*each) for each in zip(jumps, after, sizes, strict=True)], sizes)
+
+
+def _shortened(jump: Tensor, after: Tensor, size: Tensor) -> Tensor:
+    """Return a jump that is as large relative to ``size`` as the given one is to a larger number."""
+    if not jump.is_floating_point():
+        return jump
+    size = size.view(*size.shape, *[1] * (jump.dim() - size.dim())).to(jump.dtype)
+    return torch.where(after.abs() > size, jump * (size / after.abs()), jump)
 
 
 def relative(jumps: Sequence[Tensor], sizes: Sequence[Tensor]) -> float:

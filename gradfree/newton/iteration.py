@@ -8,7 +8,7 @@ from math import inf, isfinite, nan
 
 from torch import Tensor
 
-from gradfree.convergence.outcome import Outcome, StoppingRule, largest, relative, tolerance_for
+from gradfree.convergence.outcome import Outcome, StoppingRule, largest, relative, relative_to_states, tolerance_for
 from gradfree.devices.costs import newton_break_even_sweeps
 from gradfree.devices.hardware import product_rounding
 
@@ -23,7 +23,7 @@ class NewtonRule(StoppingRule):
     """When Newton's method gives up.
 
     Attributes:
-        patience: after so many sweeps each further one must halve the mismatch; by default a tenth of the loop's time.
+        patience: after so many sweeps each further one must halve the mismatch.
     """
 
     patience: int = 0
@@ -70,6 +70,7 @@ def iterate(
     state: Sequence[Tensor],
     stopping: StoppingRule,
     inputs: Sequence[Tensor],
+    reverse: bool = False,
 ) -> tuple[Sequence[Tensor], Outcome]:
     """Sweep until the remaining change is below the tolerance, or ``stopping`` gives up; one device sync each sweep.
 
@@ -78,6 +79,7 @@ def iterate(
         state: the first guess, part by part, (T, B, H).
         stopping: when to stop.
         inputs: tensors that are finite if the user's input is.
+        reverse: whether the state consists of cotangents.
 
     Returns:
         The state, and the outcome. A mismatch is the expected change by all further sweeps. If it is not finite, it is
@@ -87,8 +89,8 @@ def iterate(
     while True:
         old, state = state, sweep(state)
         outcome.sweeps += 1
-        jumps = [new - part for new, part in zip(state, old, strict=True)]
-        changes.append(relative(jumps, [largest(new) for new in state]))
+        jumps, sizes = [new - part for new, part in zip(state, old, strict=True)], [largest(new) for new in state]
+        changes.append(relative(jumps, sizes) if reverse else relative_to_states(jumps, state, sizes))
         if isfinite(changes[-1]):
             outcome.mismatches.append(changes[-1] * remaining_change(changes))
         else:

@@ -21,6 +21,7 @@ from gradfree.convergence.outcome import (
     largest,
     largest_of_rows,
     relative,
+    relative_to_states,
     so_far,
 )
 from gradfree.loops.recurrence import Loop
@@ -233,8 +234,9 @@ def relative_so_far(change: Sequence[Tensor], before: Sequence[Tensor], reverse:
         before: what changes.
         reverse: whether the last step is the earliest.
     """
+    after = [start + step for step, start in zip(change, before, strict=True)]
     sizes = [
-        so_far(largest_of_rows(torch.maximum(start.abs(), (start + step).abs())), reverse)
-        for step, start in zip(change, before, strict=True)
+        so_far(largest_of_rows(torch.maximum(old.abs(), new.abs())), reverse)
+        for old, new in zip(before, after, strict=True)
     ]
-    return relative(change, sizes)
+    return relative(change, sizes) if reverse else relative_to_states(change, after, sizes)

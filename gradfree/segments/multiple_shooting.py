@@ -15,7 +15,7 @@ from torch import Tensor
 
 from gradfree.algebra.cotangents import Factor
 from gradfree.algebra.time_scan import scan
-from gradfree.convergence.outcome import Outcome, StoppingRule, relative, so_far
+from gradfree.convergence.outcome import Outcome, StoppingRule, relative, relative_to_states, so_far
 
 
 class SweepResult(NamedTuple):
@@ -57,8 +57,10 @@ def solve_borders(
     here, there = (slice(None, -1), slice(1, None)) if reverse else (slice(1, None), slice(None, -1))
     while True:
         result, leaving, sizes = run(entering)
-        jumps = [end[there] - start[here] for end, start in zip(leaving, entering, strict=True)]
-        outcome.mismatches.append(relative(jumps, [so_far(size, reverse)[there] for size in sizes]))
+        ends = [end[there] for end in leaving]
+        jumps = [end - start[here] for end, start in zip(ends, entering, strict=True)]
+        sizes = [so_far(size, reverse)[there] for size in sizes]
+        outcome.mismatches.append(relative(jumps, sizes) if reverse else relative_to_states(jumps, ends, sizes))
         # As many sweeps as there are borders are always exact.
         exact = outcome.sweeps == len(entering[0]) - 1 and isfinite(outcome.mismatches[-1])
         outcome.settled = exact or outcome.mismatches[-1] <= stopping.tolerance

@@ -68,6 +68,52 @@ def test_small_numbers_that_grow_are_right_before_a_large_one():
     assert figures
 
 
+NEVER = -1e30
+"""The logarithm of a probability of zero, as masks have it."""
+
+
+def hidden_states(count, length):
+    """The log-probabilities of jumps between hidden states in a line, of their start, and of observations."""
+    jumps, start = torch.full((count, count), NEVER), torch.full((2, count), NEVER)
+    for n in range(count):
+        jumps[n, n : n + 2] = torch.randn(len(jumps[n, n : n + 2]))
+    start[:, 0] = 0.0
+    return jumps, start, torch.randn(length, 2, count, requires_grad=True)
+
+
+def close_to_the_loop(engine, step, start, x):
+    found = []
+    for run in (loop, lambda *given: gradfree.scan(*given, engine=engine)):
+        last, y = run(step, start, x)
+        found.append([last, y, *torch.autograd.grad(last.logsumexp(-1).sum() + y.sin().sum(), x)])
+    for ours, theirs in zip(*found, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.filterwarnings("ignore:.*has long memory")
+def test_in_segments_a_mask_says_nothing_about_the_numbers_beside_it():
+    jumps, start, x = hidden_states(20, 256)
+    jumps[-1, 0] = 0.0
+
+    def step(a, x):
+        a = torch.logsumexp(a.unsqueeze(-1) + jumps, -2) + x
+        total = torch.logsumexp(a, -1, keepdim=True)
+        return a - total, total
+
+    close_to_the_loop(gradfree.create_engine("shooting", segments=32), step, start, x)
+
+
+@pytest.mark.filterwarnings("ignore:.*does not converge")
+def test_by_newtons_method_a_mask_says_nothing_about_the_numbers_beside_it():
+    jumps, start, x = hidden_states(7, 200)
+
+    def step(a, x):
+        a = torch.logsumexp(a.unsqueeze(-1) + jumps, -2) + x
+        return a, a[:, 0]
+
+    close_to_the_loop(gradfree.create_engine("newton", max_sweeps=200), step, start, x)
+
+
 @pytest.mark.parametrize("scale", [1.0, 1e-6])
 def test_gradients_are_exact_to_the_tolerance_however_little_the_outputs_depend_on_the_carry(scale):
     """Their cotangents, as large as the carry, are no measure of the carry's cotangents."""
