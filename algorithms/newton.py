@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar
@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from gradfree.chains.chain import ChainGradients
 from gradfree.chains.report import Report
+from gradfree.chains.site import Site
 from gradfree.engines.to_tolerance import ToleranceEngine
 from gradfree.loops.recurrence import Runner
 from gradfree.newton.iteration import NewtonOptions
@@ -45,11 +46,11 @@ class Newton(ToleranceEngine):
     Args:
         jacobian: K, limited to magnitudes up to 1: "gate", the layer's gate; or "diagonal", the diagonal of F, for an
             LSTM the 2×2 block of each unit.
-        tolerance: the largest remaining change, relative to the largest state or cotangent. ``None``: 1e-12 in float64,
-            1e-5 in float32, and for other dtypes the finest tolerance that they allow. Where products round
-            their factors (TF32, autocast), at least 8 times that rounding error.
+        tolerance: the largest remaining change, relative to the largest state or cotangent; of a state beyond 100, to
+            itself. ``None``: 1e-12 in float64, 1e-5 in float32, and for other dtypes the finest tolerance that they
+            allow. Where products round their factors (TF32, autocast), at least 8 times that rounding error.
         max_sweeps: the most sweeps. ``None``: as many as take about as long as the sequential call, which for torch's
-            own layers on a CPU may be none; for step functions about half the time of the loop.
+            own layers on a CPU is none; for step functions about half the time of the loop.
         evaluation: whether layers run by sweeps without gradients, too. ``False``: outputs of evaluation are bitwise
             torch's.
     """
@@ -86,7 +87,13 @@ class Newton(ToleranceEngine):
 
     def records_units(self, length: int, like: Tensor) -> bool:
         """Return whether sweeps may pay; else the cell runs as any other."""
-        return super().records_units(length, like) or self.options.stopping(length, like, "separate units") is not None
+        return self.options.stopping(length, like, "separate units") is not None
+
+    def problems_with(self, site: Site) -> Iterator[str]:
+        """Yield why the engine cannot be attached to a chain, which it records if its cell is elementwise."""
+        yield from super().problems_with(site)
+        if any(isinstance(block, CellLayer) and runs_by_units(block.cell) for block in site.blocks.values()):
+            yield from site.problems_when_linearised()
 
     def gradients(self, chain: Any, direct: Any) -> ChainGradients:
         """Return the gradients, exact to the tolerance."""

@@ -260,13 +260,13 @@ class Solver(ABC):
         return None
 
     def records_units(self, length: int, like: Tensor) -> bool:
-        """Decide whether a cell that acts unit by unit is recorded as a chain, although there are :attr:`loops`.
+        """Decide whether an elementwise cell is recorded as a chain, although there are :attr:`loops`: by default not.
 
         Args:
             length: T.
-            like: a state, (B, H); not read.
+            like: a state, (B, H), whose values are not read.
         """
-        return self.needs_residual
+        return False
 
     def leave_to_torch(self, call: Any) -> Sequence[Callable[[], None]] | None:
         """Decide whether torch's own kernel runs both passes of a recurrent layer's call: by default never.

@@ -234,7 +234,7 @@ def newton_break_even_sweeps(length: int, like: Tensor, kind: str) -> int:
     free = costs.rows_of_onednn if by_onednn else free_rows(like, kind, fused=False)
     if kind == "separate units":
         # The work of its steps grows with the number of units, not with its square.
-        free = costs.rows_of_any * 64 / like.shape[1]
+        free = costs.rows_of_any * 64 / max(1, like.shape[1])
     worth = int(length * _step_cost(batch, free) / (costs.sweep_start + costs.sweep_row * length * batch / free))
     return worth if worth >= (FEWEST_EXACT_SWEEPS if kind == "separate units" else FEWEST_SWEEPS) else 0
 

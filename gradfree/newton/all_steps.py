@@ -114,7 +114,7 @@ class ElementwiseSteps(AllSteps):
         with torch.no_grad():
             last = apply_cell(self.cell, self.x[-1], [torch.zeros_like(part) for part in self.first])
         if len(self.x) > 1:
-            check_batched_states(last, [part[-1] for part in guess], self.recurrence.paths[0], wait=True)
+            check_batched_states(last, [part[-1] for part in guess], self.recurrence.cell_path, wait=True)
         return guess
 
     def step(self, guess: Guess) -> tuple[Guess, Guess, Blocks | None]:

@@ -289,7 +289,7 @@ def check_batched_states(
             rounding,
             f"{where} gives other states when it runs on all steps as one batch: an engine needs a cell whose output "
             "only depends on its own row of input and state, without random numbers or counters, and that is not "
-            "changed between the forward and the backward pass. 'backprop', 'shooting' and 'auto' take any cell.",
+            "changed between the forward and the backward pass. 'backprop' and 'shooting' take any cell.",
             wait,
         )
 

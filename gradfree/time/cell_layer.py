@@ -192,7 +192,7 @@ class ElementwiseCell(nn.Module, ABC):
 
     def forward(self, x: Tensor, state: Any) -> Any:
         """Return the next state, a tensor (B, H) or a tuple, from ``x`` (B, I) and the previous state."""
-        after = self.advance(self.fed(x), state if isinstance(state, tuple) else (state,))
+        after = tuple(self.advance(self.fed(x), state if isinstance(state, tuple) else (state,)))
         return after if self.parts > 1 else after[0]
 
 

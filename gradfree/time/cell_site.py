@@ -40,7 +40,7 @@ from gradfree.time.recorded_step import cell_errors
 from gradfree.time.single_steps import SingleStepWarning
 from gradfree.torchside.guards import check_finite, refuse_batched, refuse_second_derivatives, refuse_transforms, saved
 from gradfree.torchside.hooks import when_backward
-from gradfree.torchside.private import is_simulated, uncompiled, version
+from gradfree.torchside.private import is_simulated, transforms_active, uncompiled, version
 from gradfree.torchside.sharding import problems_of_shards
 from gradfree.torchside.unsaved import Unsaved
 
@@ -99,8 +99,6 @@ class CellLayerSite(Site):
                 f"{path_name(self.path)} is a {type(self._layer).__name__} with another unroll, which an engine would "
                 "replace. Override the cell's forward, or leave the layer out: chains=[...]."
             )
-        if runs_by_units(self._layer.cell):
-            yield from self.problems_when_linearised()
 
     def problems_when_linearised(self) -> Iterator[str]:
         """Yield why the cell cannot run on all steps as one batch."""
@@ -142,15 +140,16 @@ class CellRecorder:
         """
         at, trains, parameters = self.attachment, torch.is_grad_enabled(), list(self.layer.cell.parameters())
         compared = at.compares or at.deltas is not None
-        by_loop = at.engine.loops is not None and not compared
-        if by_loop and (at.engine.evaluates if not trains else not self._records_units(x, parts, padding)):
+        # A comparison solves the recorded chain.
+        by_loop = at.engine.loops is not None and not compared and not self._records_units(x, parts, padding)
+        if by_loop and (trains or at.engine.evaluates):
             return self._run_loop(x, parts, padding)
         if not trains:
             return type(self.layer).unroll(self.layer, x, parts, padding)
+        solver = "a comparison of gradients" if compared else "this engine"
         if isinstance(x, tuple):
             raise ChainError(
-                f"{self.where} has an input of several tensors, for which "
-                f"{'a comparison of gradients' if compared else 'this engine'} cannot run all steps as one batch. "
+                f"{self.where} has an input of several tensors, for which {solver} cannot run all steps as one batch. "
                 "Concatenate them, or train with 'shooting', 'backprop', 'newton' or 'auto' without a comparison."
             )
         if without_values := is_simulated(x):
@@ -160,8 +159,8 @@ class CellRecorder:
             return type(self.layer).unroll(self.layer, x, parts, padding)
         if padding is not None and len(parts) > 1:
             raise ChainError(
-                f"{self.where} has a state of several tensors, which this engine does not support with packed "
-                "sequences or resets. Use 'shooting', 'backprop', 'newton' or 'auto'."
+                f"{self.where} has a state of several tensors, which {solver} does not support with packed sequences "
+                "or resets. Use 'shooting', 'backprop', 'newton' or 'auto' without a comparison."
             )
         self.single_steps.count(len(x))
         refuse_transforms(self.where)
@@ -173,10 +172,12 @@ class CellRecorder:
         return [out, *finals] if padding is None else [out, padding.last_steps(out)]
 
     def _records_units(self, x: Any, parts: Sequence[Tensor], padding: Padding | None) -> bool:
-        """Return whether the engine records a cell that acts unit by unit; others run by its loops."""
-        if not (runs_by_units(self.layer.cell) and isinstance(x, Tensor) and parts[0].dim() == 2):
+        """Return whether the cell is elementwise, and its engine records such cells of this size."""
+        if not runs_by_units(self.layer.cell) or not isinstance(x, Tensor) or transforms_active():
             return False
-        return (padding is None or len(parts) == 1) and self.attachment.engine.records_units(len(x), parts[0])
+        fits = all(part.dim() == 2 and len(part) == x.shape[1] and part.is_floating_point() for part in parts)
+        fits = fits and (padding is None or len(parts) == 1)
+        return fits and self.attachment.engine.records_units(len(x), parts[0])
 
     def _run_loop(self, x: Any, parts: Sequence[Tensor], padding: Padding | None) -> Sequence[Tensor]:
         """Run the cell's own loop by the engine, on autograd's graph."""

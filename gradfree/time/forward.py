@@ -58,6 +58,11 @@ class Recurrence:
         return "separate units" if self.cell is not None and runs_by_units(self.cell) else "any"
 
     @property
+    def cell_path(self) -> str:
+        """The path of a cell of a :class:`~gradfree.time.cell_layer.CellLayer`, for messages."""
+        return f"{self.paths[0]}.cell".removeprefix(".")
+
+    @property
     def may_keep_gates(self) -> bool:
         """Whether it is a GRU in full precision on a CPU, whose gates may be kept for the backward pass."""
         full = self.x.dtype in (torch.float32, torch.float64) and not torch.is_autocast_enabled("cpu")
@@ -203,8 +208,7 @@ def run_sequentially(recurrence: Recurrence) -> Trajectory:
     """Run ``recurrence`` step by step; outputs are bitwise those of torch's layer, or of a loop over the cell."""
     x, first, weights = recurrence.x, recurrence.first, recurrence.weights
     if recurrence.cell is not None:
-        where = f"{recurrence.paths[0]}.cell".removeprefix(".")
-        steps = run_steps(recurrence.cell, x, [part[0] for part in first], where)
+        steps = run_steps(recurrence.cell, x, [part[0] for part in first], recurrence.cell_path)
         out, *others = (torch.stack(part) for part in zip(*steps, strict=True))
         return Trajectory(out, [part[None] for part in steps[-1]], tuple(others))
     if _keeps_gates(recurrence):

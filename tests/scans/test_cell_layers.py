@@ -157,6 +157,44 @@ def test_random_cells_draw_the_loops_numbers(engine, options):
     assert compared(CellLayer(Dropping()), plain, engine, options, cut=False) == 0.0
 
 
+class DroppingUnits(ParaGRUCell):
+    def __init__(self):
+        super().__init__(I, H, 0.5)
+        self.dropout = nn.Dropout(0.3)
+
+    def advance(self, fed, state):
+        return tuple(map(self.dropout, super().advance(fed, state)))
+
+
+@pytest.mark.filterwarnings("ignore:.*runs step by step")
+@pytest.mark.parametrize(("engine", "options"), ENGINES)
+def test_separate_units_may_draw_unless_they_run_at_once(engine, options):
+    layer = CellLayer(DroppingUnits())
+    assert compared(layer, plain, engine, options, cut=False) == 0.0
+    assert "dropout" in str(gradfree.create_engine("newton").validate(layer))
+
+
+class CountingUnits(ParaGRUCell):
+    """Has a second part of integers."""
+
+    parts = 2
+
+    def advance(self, fed, state):
+        return (*super().advance(fed, state[:1]), state[1] + 1)
+
+
+@pytest.mark.parametrize(("engine", "options"), [*ENGINES, ("newton", {"max_sweeps": 20})])
+def test_separate_units_may_count(engine, options):
+    layer, count = CellLayer(CountingUnits(I, H, 0.5)), torch.zeros(B, H, dtype=torch.int64)
+    found = []
+    for attached in (False, True):
+        handle = gradfree.create_engine(engine, **options).attach(layer) if attached else None
+        found.append(gradients(layer, lambda layer, x: flat(*layer(x, (torch.zeros(B, H), count)))[:2]))
+        if handle:
+            handle.detach()
+    assert off_by(found[1], found[0]) < 1e-10
+
+
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
 def test_evaluation_is_cut_too(mode):
     layer, x = CellLayer(nn.GRUCell(I, H)), torch.randn(400, B, I)
