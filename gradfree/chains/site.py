@@ -33,6 +33,7 @@ class Site(ABC):
         solved: the paths of the blocks that an engine has computed gradients for, in any backward pass so far.
         declared: the residual path K = declared · I given by the user; ``None``: it is read from the graph.
         requires_residual: whether a missing residual path is an error: the chain was named, or is the only one.
+        joined: the paths of those that it has solved together with others.
         splits: why a block began a new chain in some forward pass so far, by the block's path.
     """
 
@@ -113,6 +114,7 @@ class Site(ABC):
         self.blocks = {path: module}
         self.solved: set[str] = set()
         self.splits: dict[str, str] = {}
+        self.joined: set[str] = set()
         self.declared: float | None = None
         self.requires_residual = True
         self.inside = {where: inner for where, inner in module.named_modules(prefix=path) if inner is not module}

@@ -30,12 +30,14 @@ class Attached(Protocol):
         mixing: checks that blocks do not mix the samples of a batch.
         declared: the residual path of every link that keeps the state's shape; ``None``: it is read from the graphs.
         requires_residual: whether a chain without a residual path is an error for engines that need one.
+        joined: the paths of the blocks that have been solved together with others.
     """
 
     attachment: Attachment
     mixing: Mixing
     declared: float | None
     requires_residual: bool
+    joined: set[str]
 
 
 NO_RESIDUAL = (

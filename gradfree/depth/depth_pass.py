@@ -253,6 +253,7 @@ class DepthPass:
             solved = attachment.solve(chain, direct[: last + 1])
             total = added(solved, total) if extra or inside else solved
             attachment.solved.update(paths)
+            self.chain.joined.update(paths if len(paths) > 1 else ())
         if not keep:
             self._free()
             del self.chain

@@ -73,7 +73,8 @@ class RecordedChain:
 
     def __init__(self, attachment: Attachment, site: Site):
         self.attachment = attachment
-        self.blocks, self.inside, self.splits = site.blocks, site.inside, site.splits
+        self.blocks, self.inside = site.blocks, site.inside
+        self.splits, self.joined = site.splits, site.joined
         self.declared, self.requires_residual = site.declared, site.requires_residual
         self.mixing = Mixing()
         # Collected once: walking all modules in every pass would take longer than small blocks do.

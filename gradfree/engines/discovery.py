@@ -211,10 +211,12 @@ def _path_problems(
     if blocks:
         classes = ", ".join(dict.fromkeys(type(modules[path]).__name__ for path in blocks))
         in_time = all(kind.dimension == "time" for kind in kinds)
-        or_list = "" if in_time else f", or a list of blocks: {[blocks if len(blocks) > 1 else ['b1', 'b2']]}"
+        likely = _likely_blocks({path: modules[path] for path in blocks}, kinds)
+        example = [blocks if len(blocks) > 1 else ["b1", "b2"]]
+        or_list = "" if in_time or likely else f", or a list of blocks: {example}"
         yield (
             f"{', '.join(map(repr, blocks))} {'is' if len(blocks) == 1 else 'are'} of class {classes}, but a chain for "
-            f"this engine is {chain}. Possible chains: {candidates or 'none'}{or_list}."
+            f"this engine is {chain}. Possible chains: {candidates or 'none'}{or_list}.{likely}"
         )
 
 

@@ -118,6 +118,7 @@ class _Blocks(Function):
             raise SETTINGS_CHANGED.error(path=ctx.path)
         solved = chain.attachment.solve(row, [*[None] * (len(paths) - 1), cotangent])
         chain.attachment.solved.update(paths)
+        chain.joined.update(paths)
         spare_hooks(p for p, g in zip(parameters, solved.parameters, strict=True) if g is None)
         return None, None, None, solved.initial, *solved.parameters
 

@@ -114,6 +114,16 @@ def skipped(model, optimizer):
     optimizer.step()
 
 
+def dropped_in_turn(model, optimizer):
+    """LayerDrop: at some time each block is the first."""
+    for first in range(5):
+        h = model.stem(batch())
+        for block in model.blocks[first:]:
+            h = block(h)
+        h.sum().backward()
+        optimizer.step()
+
+
 def both(model, optimizer):
     """A pass inside ``handle.exactly()`` counts as solved by the engine."""
     loss = model(batch()).sum()
@@ -122,7 +132,7 @@ def both(model, optimizer):
     optimizer.step()
 
 
-@pytest.mark.parametrize("run", [step, stale, skipped, both])
+@pytest.mark.parametrize("run", [step, stale, skipped, dropped_in_turn, both])
 def test_supported_uses_give_no_warning(run):
     model = Model([Plain() for _ in range(5)])
     optimizer = wrapped(model)

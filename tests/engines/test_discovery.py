@@ -140,6 +140,17 @@ def test_an_engine_for_time_takes_no_list_of_blocks(engine):
     assert refused(engine, model, ["a", "b"]).endswith("Possible chains: none.")
 
 
+class Stage(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.b1, self.b2 = Plain(), Plain()
+
+
+def test_a_module_whose_blocks_have_names_is_refused_with_chains_that_can_be_named():
+    model = nn.ModuleDict({"stem": nn.Linear(4, 4), "stage": Stage()})
+    assert "chains=[['stage.b1', 'stage.b2']]" in refused(HIGHWAY, model, ["stage"])
+
+
 def test_a_scripted_model_is_refused():
     scripted = torch.jit.script(nn.Sequential(nn.Linear(3, 3), nn.Tanh()))
     assert "the model is scripted" in str(HIGHWAY.validate(scripted))
