@@ -31,6 +31,13 @@ _ASKS = {getattr(Tensor, name).__get__ for name in ("requires_grad", "grad_fn", 
 """Getters with other answers inside ``torch.func.vmap``. A step that puts hooks on its carry asks before: at the first
 step the carry may need no gradient."""
 
+NO_WARNING = "engine='backprop' is the plain loop without this warning."
+_KEPT = (
+    "Return what the step keeps as a part of y or of the carry: then steps run at once. A CellLayer whose buffers and "
+    f"tensor attributes carry nothing from step to step takes scratch=True. {NO_WARNING}"
+)
+OTHER_ENTRIES = "has a carry with entries that are neither tensors nor None"
+
 
 @dataclass
 class FirstStep:
@@ -58,10 +65,7 @@ class FirstStep:
     has_fused_cells: bool
     may_be_cache: bool
     surroundings: Surroundings
-    remedy: str = (
-        "Return what the step keeps as a part of y or of the carry, and draw random numbers before, in xs: then steps "
-        "run at once. engine='backprop' is the plain loop without this warning."
-    )
+    remedy: str
 
 
 class _Watch(TorchFunctionMode):
@@ -142,8 +146,9 @@ def run_first_step(loop: Loop, scratch: bool) -> FirstStep:
     after = Surroundings(loop.step, not scratch)
     change = after.change(before)
     problem = watch.problem or change
+    may_be_cache = keeps = change is not None and problem is change
     if problem is None and watch.was_changed():
-        problem = "changes a tensor in place that it has not made itself"
+        problem, keeps = "changes a tensor in place that it has not made itself", True
     if problem is None and before.scripted is not None:
         problem = (
             f"may call {before.scripted or 'a module'}, whose graph torch.func.vmap loses: TorchScript has compiled it"
@@ -157,9 +162,8 @@ def run_first_step(loop: Loop, scratch: bool) -> FirstStep:
     # Includes what a function of torch.autograd.Function takes, which no mode sees.
     reached = {id(leaf): leaf for leaf in walk(made, stops).leaves if id(leaf) not in known}
     leaves = reached | {id(t): t for t in needed if t.is_leaf}
-    may_be_cache = change is not None and problem is change
-    fused = watch.has_fused_cells
-    return FirstStep(carry, y, problem, list(leaves.values()), set(reached), inner, fused, may_be_cache, after)
+    fused, remedy = watch.has_fused_cells, _KEPT if keeps else NO_WARNING
+    return FirstStep(carry, y, problem, list(leaves.values()), set(reached), inner, fused, may_be_cache, after, remedy)
 
 
 def _shape_problem(init: Any, carry: Any) -> str | None:
@@ -172,7 +176,7 @@ def _shape_problem(init: Any, carry: Any) -> str | None:
         if old is None or new is None:
             return "returns None in place of a part of its carry, or a part in place of None"
         if not (isinstance(old, Tensor) and isinstance(new, Tensor)):
-            return "has a carry with entries that are neither tensors nor None"
+            return OTHER_ENTRIES
         if old.shape != new.shape:
             return f"returns a carry of shape {tuple(new.shape)} in place of {tuple(old.shape)}; expand init"
         if old.dtype != new.dtype or old.device != new.device:

@@ -11,7 +11,7 @@ from gradfree.convergence.outcome import coarsest_dtype, tolerance_for
 from gradfree.devices.costs import affordable_sweeps
 from gradfree.devices.hardware import product_rounding
 from gradfree.newton.iteration import NewtonOptions, NewtonRule
-from gradfree.scans.narrow import WIDEST_ROW, Rows
+from gradfree.scans.narrow import Rows
 from gradfree.segments.rule import SegmentRule
 
 _FEWEST = 2
@@ -42,7 +42,7 @@ class LoopRule:
             carry: the initial carry.
             length: T.
         """
-        if self.newton is None or length < 2 or newton_problem(carry) is not None:
+        if self.newton is None or length < 2 or not is_narrow(carry):
             return None
         most = self.newton.max_sweeps
         patience = _affordable(length, carry) if most is None else most
@@ -53,13 +53,10 @@ class LoopRule:
         return NewtonRule(tolerance, min(5 * patience if most is None else most, length), patience=patience)
 
 
-def newton_problem(carry: Sequence[Tensor]) -> str | None:
-    """Return why Newton's method cannot be used for steps with this carry, in words that follow "the step"."""
-    if not all(t.is_floating_point() or t.is_complex() for t in carry):
-        return "has a carry with integers or masks"
-    if not any(t.numel() for t in carry):
-        return "has a carry without numbers"
-    return None if list(Rows.candidates(carry)) else f"has a carry of more than {WIDEST_ROW} numbers a row"
+def is_narrow(carry: Sequence[Tensor]) -> bool:
+    """Return whether Newton's method can be used for steps with this carry: real or complex numbers, few a row."""
+    numbers = all(t.is_floating_point() or t.is_complex() for t in carry) and any(t.numel() for t in carry)
+    return numbers and any(Rows.candidates(carry))
 
 
 def _affordable(length: int, carry: Sequence[Tensor]) -> int:

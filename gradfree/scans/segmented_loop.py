@@ -20,7 +20,7 @@ from gradfree.errors import CHANGED_IN_PLACE, STEP_CHANGED, ChainError
 from gradfree.loops.compiled import Compiler, compiling, run_compiled, run_plain_loop
 from gradfree.loops.recurrence import Loop, LoopMemory, Structure, builder
 from gradfree.newton.iteration import NewtonRule
-from gradfree.scans.first_step import FirstStep, Replacing, run_first_step
+from gradfree.scans.first_step import NO_WARNING, OTHER_ENTRIES, FirstStep, Replacing, run_first_step
 from gradfree.scans.knowledge import Knowledge, NewtonPass, ScanPass, Stopwatch, Way, by_newton
 from gradfree.scans.layout import Cut
 from gradfree.scans.narrow import WIDEST_ROW
@@ -59,6 +59,8 @@ class SegmentedLoop:
     def run(self) -> Any:
         """Return the final carry, and the outputs of all steps, stacked."""
         carry = [t for t in tree_leaves(self.loop.init) if isinstance(t, Tensor)]
+        if not carry and any(leaf is not None for leaf in tree_leaves(self.loop.init)):
+            self.known.warn(f"{self.loop.name} runs step by step: the step {OTHER_ENTRIES}. {NO_WARNING}")
         if not carry or torch.compiler.is_compiling() or transforms_active() or other_pass() is not None:
             return self.loop.run()
         if self.loop.length < SHORTEST_SCAN and self._fixed_way() is None:
@@ -336,7 +338,7 @@ def _compiling(compiler: Compiler | None, loop: Loop) -> AbstractContextManager[
 def _reason(error: Exception) -> str:
     """Return why a step cannot run in segments, in words that follow "the step"."""
     if "randomness" in str(error):  # Of an option of vmap.
-        return "draws random numbers"
+        return "draws random numbers, which can be drawn before, in xs"
     first_line = f"{type(error).__name__}: {error}".split("\n")[0][:200]
     return f"cannot run at once with other steps ({first_line})"
 
