@@ -13,7 +13,7 @@ from places import DOCS
 import gradfree
 from gradfree.engines.engine import Engine
 from gradfree.testing import FEATURES, EngineConformance
-from gradfree.testing.cases.cases import CASES, RECURRENT, RESIDUAL, STANDING_FOR
+from gradfree.testing.cases.cases import CASES, RECURRENT, RESIDUAL, STANDING_FOR, Specimen
 
 PAGE = (DOCS / "reference/support.md").read_text(encoding="utf-8")
 ENGINES = default_engines()
@@ -66,6 +66,17 @@ def taking_turns(found):
     return [keys[turns[feature] % len(keys)] for (_, _, feature), keys in alike.items()]
 
 
+def repeated(found):
+    """Return the keys of engines that attach nothing, but the last for each feature: autograd runs under all."""
+    idle = [key for key, (engine, case, _) in found.items() if not attached(engine, case)]
+    return {*idle} - {*{key[1:]: key for key in idle}.values()}
+
+
+@cache
+def attached(engine, case):
+    return engine.validate(Specimen(case).model, [case.chain]).chains
+
+
 class Covering(EngineConformance):
     """Quick features on one chain of each family; of the rest every pair of engine, chain and feature.
 
@@ -111,6 +122,8 @@ class Registered(Covering):
 def registered(device):
     """Return all cells for registered engines, and those that cover every pair; two classes share the result."""
     found = named(Covering.cells(Registered(), device))
+    left_out = repeated(found)
+    found = {key: cell for key, cell in found.items() if key not in left_out}
     return found, set(cover(found))
 
 
