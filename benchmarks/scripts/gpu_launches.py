@@ -116,7 +116,8 @@ def main() -> None:
     counts: Counts = resolve_name(parser.parse_args().counts)
     warnings.simplefilter("ignore")
     for module in (multiple_shooting, iteration, newton_backward):
-        module.relative = partial(_settled, module.relative)  # type: ignore[attr-defined]
+        for name in {"relative", "relative_to_states"} & vars(module).keys():
+            setattr(module, name, partial(_settled, getattr(module, name)))
     compiled.agrees = partial(_agreed, compiled.agrees)  # type: ignore[attr-defined]
     for name, lines in {"launches": table(counts), "launches of cells": table_of_cells(counts)}.items():
         _write(name, "".join(f"{line}\n" for line in lines))

@@ -120,7 +120,7 @@ def relative_to_states(jumps: Sequence[Tensor], after: Sequence[Tensor], sizes: 
         after: the numbers that the jumps lead to.
         sizes: see :func:`relative`.
     """
-    sizes = [torch.where(size > _COMMON, size.clamp(max=_COMMON), size) for size in sizes]
+    sizes = [size.clamp(max=_COMMON) for size in sizes]
     return relative([_shortened(*each) for each in zip(jumps, after, sizes, strict=True)], sizes)
 
 
@@ -128,8 +128,8 @@ def _shortened(jump: Tensor, after: Tensor, size: Tensor) -> Tensor:
     """Return a jump that is as large relative to ``size`` as the given one is to a larger number."""
     if not jump.is_floating_point():
         return jump
-    size = size.view(*size.shape, *[1] * (jump.dim() - size.dim())).to(jump.dtype)
-    return torch.where(after.abs() > size, jump * (size / after.abs()), jump)
+    size, own = size.view(*size.shape, *[1] * (jump.dim() - size.dim())).to(jump.dtype), after.abs()
+    return torch.where(own > size, jump * (size / own), jump)
 
 
 def relative(jumps: Sequence[Tensor], sizes: Sequence[Tensor]) -> float:
