@@ -46,8 +46,8 @@ class Newton(ToleranceEngine):
     Args:
         jacobian: K, limited to magnitudes up to 1: "gate", the layer's gate; or "diagonal", the diagonal of F, for an
             LSTM the 2×2 block of each unit.
-        tolerance: the largest remaining change, relative to the largest state or cotangent; of a state beyond 100, to
-            itself. ``None``: 1e-12 in float64, 1e-5 in float32, and for other dtypes the finest tolerance that they
+        tolerance: the largest remaining change, relative to the largest state or cotangent, masks left out.
+            ``None``: 1e-12 in float64, 1e-5 in float32, and for other dtypes the finest tolerance that they
             allow. Where products round their factors (TF32, autocast), at least 8 times that rounding error.
         max_sweeps: the most sweeps. ``None``: as many as take about as long as the sequential call, which for torch's
             own layers on a CPU is none; for step functions about half the time of the loop.

@@ -48,7 +48,7 @@ def bypass_message(site: Site, has_gradient: Callable[[nn.Parameter], bool]) -> 
 
 def _separate_message(site: Site) -> str | None:
     """Return the warning that each block of ``site`` is a separate chain; ``None`` if some are not."""
-    if not site.splits or site.joined:
+    if site.joined or len(site.blocks) < 2 or len(site.blocks.keys() - site.splits.keys()) > 1:
         return None
     return (
         f"the engine on {path_name(site.path)} has no effect: each block is a separate chain, so the gradients are "

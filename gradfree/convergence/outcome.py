@@ -9,8 +9,8 @@ from math import inf, isfinite, log
 import torch
 from torch import Tensor
 
-_COMMON = 100.0
-"""Larger numbers of a state are measured each by itself."""
+_COMMON, _GAP, _HOPS = 100.0, 100.0, 3
+"""Numbers of a state up to the first are common, and so are those up to so many times a common one, in so many hops."""
 
 
 @dataclass
@@ -110,26 +110,30 @@ def so_far(sizes: Tensor, reverse: bool) -> Tensor:
 
 
 def relative_to_states(jumps: Sequence[Tensor], after: Sequence[Tensor], sizes: Sequence[Tensor]) -> float:
-    """Return what :func:`relative` does, but with sizes of at most 100, and a jump to a larger number relative to that.
+    """Return what :func:`relative` does, but a jump to a number behind a gap relative to that number only.
 
     A mask in the state, such as -1e9 for a probability of zero, says nothing about the numbers beside it. Cotangents
     are measured by their sizes, as these have the loss's scale.
 
     Args:
         jumps: of states.
-        after: the numbers that the jumps lead to.
+        after: the numbers that the jumps lead to, none of them larger than its size.
         sizes: see :func:`relative`.
     """
-    sizes = [size.clamp(max=_COMMON) for size in sizes]
-    return relative([_shortened(*each) for each in zip(jumps, after, sizes, strict=True)], sizes)
+    measured = [_before_the_gap(*each) for each in zip(jumps, after, sizes, strict=True)]
+    return relative([jump for jump, _ in measured], [size for _, size in measured])
 
 
-def _shortened(jump: Tensor, after: Tensor, size: Tensor) -> Tensor:
-    """Return a jump that is as large relative to ``size`` as the given one is to a larger number."""
-    if not jump.is_floating_point():
-        return jump
-    size, own = size.view(*size.shape, *[1] * (jump.dim() - size.dim())).to(jump.dtype), after.abs()
-    return torch.where(own > size, jump * (size / own), jump)
+def _before_the_gap(jump: Tensor, after: Tensor, size: Tensor) -> tuple[Tensor, Tensor]:
+    """Return a size before the gap, and a jump that is as large relative to it as the given one is to its number."""
+    if not jump.is_floating_point() or not jump.numel():
+        return jump, size
+    own, common = after.abs(), torch.full((), _COMMON, dtype=after.dtype, device=after.device)
+    for _ in range(_HOPS):
+        common = torch.where(own <= _GAP * common, own, 0).amax().clamp(min=_COMMON)
+    size = torch.minimum(size, common.to(size.dtype))
+    each = size.view(*size.shape, *[1] * (jump.dim() - size.dim())).to(jump.dtype)
+    return torch.where(own > each, jump * (each / own), jump), size
 
 
 def relative(jumps: Sequence[Tensor], sizes: Sequence[Tensor]) -> float:

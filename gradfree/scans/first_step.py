@@ -146,9 +146,9 @@ def run_first_step(loop: Loop, scratch: bool) -> FirstStep:
     after = Surroundings(loop.step, not scratch)
     change = after.change(before)
     problem = watch.problem or change
-    may_be_cache = keeps = change is not None and problem is change
+    may_be_cache = change is not None and problem is change
     if problem is None and watch.was_changed():
-        problem, keeps = "changes a tensor in place that it has not made itself", True
+        problem = "changes a tensor in place that it has not made itself; make a new one"
     if problem is None and before.scripted is not None:
         problem = (
             f"may call {before.scripted or 'a module'}, whose graph torch.func.vmap loses: TorchScript has compiled it"
@@ -162,7 +162,7 @@ def run_first_step(loop: Loop, scratch: bool) -> FirstStep:
     # Includes what a function of torch.autograd.Function takes, which no mode sees.
     reached = {id(leaf): leaf for leaf in walk(made, stops).leaves if id(leaf) not in known}
     leaves = reached | {id(t): t for t in needed if t.is_leaf}
-    fused, remedy = watch.has_fused_cells, _KEPT if keeps else NO_WARNING
+    fused, remedy = watch.has_fused_cells, _KEPT if may_be_cache else NO_WARNING
     return FirstStep(carry, y, problem, list(leaves.values()), set(reached), inner, fused, may_be_cache, after, remedy)
 
 

@@ -59,12 +59,14 @@ class SegmentedLoop:
     def run(self) -> Any:
         """Return the final carry, and the outputs of all steps, stacked."""
         carry = [t for t in tree_leaves(self.loop.init) if isinstance(t, Tensor)]
-        if not carry and any(leaf is not None for leaf in tree_leaves(self.loop.init)):
-            self.known.warn(f"{self.loop.name} runs step by step: the step {OTHER_ENTRIES}. {NO_WARNING}")
-        if not carry or torch.compiler.is_compiling() or transforms_active() or other_pass() is not None:
+        if torch.compiler.is_compiling() or transforms_active() or other_pass() is not None:
             return self.loop.run()
         if self.loop.length < SHORTEST_SCAN and self._fixed_way() is None:
             return run_plain_loop(self.loop, self.known.compiler(Way(1, is_compiled=True)))
+        if not carry:
+            if any(leaf is not None for leaf in tree_leaves(self.loop.init)):
+                self.known.warn(f"{self.loop.name} runs step by step: the step {OTHER_ENTRIES}. {NO_WARNING}")
+            return self.loop.run()
         like, length = _like(carry), self.loop.length
         memory, newton = self.known.memory(like), self.rule.newton_stopping(carry, length)
         in_segments, at_once = (

@@ -69,7 +69,7 @@ def test_small_numbers_that_grow_are_right_before_a_large_one():
 
 
 NEVER = -1e30
-"""The logarithm of a probability of zero, as masks have it."""
+"""The logarithm of a probability of zero, for a mask."""
 
 
 def hidden_states(count, length):

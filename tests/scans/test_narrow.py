@@ -219,3 +219,18 @@ def test_errors_are_relative_to_the_states_so_far():
     change, states = [torch.tensor([1e-3, 0.0])], [torch.tensor([1e-3, 1e6])]
     assert relative_so_far(change, states) == 0.5
     assert relative_so_far(change, states, reverse=True) < 1e-8
+
+
+def test_a_signal_of_large_numbers_settles_in_single_precision():
+    """Numbers near zero have the rounding errors of the others: only a mask is measured by itself."""
+    x = (3e4 * torch.randn(2048, 2, 1, dtype=torch.float32)).requires_grad_()
+
+    def step(c, x):
+        c = 0.95 * c + x
+        return c, c
+
+    for engine, options in (("newton", {"max_sweeps": 50}), ("shooting", {"segments": 16, "max_sweeps": 5})):
+        with gradfree.engine_figures() as figures:
+            _, y = gradfree.scan(step, 0 * x[0].detach(), x, engine=gradfree.create_engine(engine, **options))
+            y.sum().backward()
+        assert [float(of["forward sequential"]) for of in figures.values()] == [0.0]
