@@ -70,7 +70,7 @@ def iterate(
     state: Sequence[Tensor],
     stopping: StoppingRule,
     inputs: Sequence[Tensor],
-    reverse: bool = False,
+    masks: bool = False,
 ) -> tuple[Sequence[Tensor], Outcome]:
     """Sweep until the remaining change is below the tolerance, or ``stopping`` gives up; one device sync each sweep.
 
@@ -79,7 +79,7 @@ def iterate(
         state: the first guess, part by part, (T, B, H).
         stopping: when to stop.
         inputs: tensors that are finite if the user's input is.
-        reverse: whether the state consists of cotangents.
+        masks: whether it may contain masks, as the states of cells that users write.
 
     Returns:
         The state, and the outcome. A mismatch is the expected change by all further sweeps. If it is not finite, it is
@@ -90,7 +90,7 @@ def iterate(
         old, state = state, sweep(state)
         outcome.sweeps += 1
         jumps, sizes = [new - part for new, part in zip(state, old, strict=True)], [largest(new) for new in state]
-        changes.append(relative(jumps, sizes) if reverse else relative_to_states(jumps, state, sizes))
+        changes.append(relative_to_states(jumps, state, sizes) if masks else relative(jumps, sizes))
         if isfinite(changes[-1]):
             outcome.mismatches.append(changes[-1] * remaining_change(changes))
         else:

@@ -57,5 +57,5 @@ def _solve(chain: TimeChain, direct: State, options: NewtonOptions, stopping: St
         mismatch = relative(residual(delta), [largest(part) for part in delta])
         if mismatch <= stopping.tolerance:
             return tuple(delta), Outcome(stopping.tolerance, 0, [mismatch], settled=True)
-    delta, outcome = iterate(sweep, delta, stopping, [*terms, *chain.states], reverse=True)
+    delta, outcome = iterate(sweep, delta, stopping, [*terms, *chain.states])
     return tuple(delta), outcome

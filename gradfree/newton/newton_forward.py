@@ -37,7 +37,7 @@ def newton_forward(options: NewtonOptions, recurrence: Recurrence) -> Trajectory
         return run_sequentially(recurrence)._replace(passes=[chain_pass])
     steps = (TorchCellSteps if by_torch else ElementwiseSteps)(recurrence, options.jacobian)
     start = steps.start()
-    states, chain_pass.outcome = iterate(steps.sweep, start, stopping, start)
+    states, chain_pass.outcome = iterate(steps.sweep, start, stopping, start, masks=not by_torch)
     if not chain_pass.outcome.settled:
         return run_sequentially(recurrence)._replace(passes=[chain_pass])
     return Trajectory(states[0], [part[-1:] for part in states], () if by_torch else tuple(states[1:]), [chain_pass])

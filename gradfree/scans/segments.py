@@ -76,7 +76,7 @@ class LoopSegments:
 
     def solve(self, stopping: StoppingRule) -> tuple[Ran, Outcome]:
         """Run all segments until their borders agree."""
-        return solve_borders(self.run, self.guess(), stopping)
+        return solve_borders(self.run, self.guess(), stopping, masks=True)
 
     def guess(self) -> list[Tensor]:
         """Return the first guess of all borders: a burn-in from zero through the steps before each border."""

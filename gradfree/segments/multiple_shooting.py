@@ -39,6 +39,7 @@ def solve_borders(
     stopping: StoppingRule,
     gate_products: Callable[[], Sequence[Factor]] | None = None,
     reverse: bool = False,
+    masks: bool = False,
 ) -> tuple[Any, Outcome]:
     """Run all segments until their borders agree, or until ``stopping`` gives up; one device sync for each run.
 
@@ -49,6 +50,7 @@ def solve_borders(
         gate_products: returns the diagonals that carry a change at one border to the next, part by part, (C, B, H) or
             0.0. ``None``: changes are not carried on.
         reverse: whether segments run from the last to the first.
+        masks: whether states may contain masks, as those of steps that users write.
 
     Returns:
         The last run's result, and the outcome.
@@ -60,7 +62,7 @@ def solve_borders(
         ends = [end[there] for end in leaving]
         jumps = [end - start[here] for end, start in zip(ends, entering, strict=True)]
         sizes = [so_far(size, reverse)[there] for size in sizes]
-        outcome.mismatches.append(relative(jumps, sizes) if reverse else relative_to_states(jumps, ends, sizes))
+        outcome.mismatches.append(relative_to_states(jumps, ends, sizes) if masks else relative(jumps, sizes))
         # As many sweeps as there are borders are always exact.
         exact = outcome.sweeps == len(entering[0]) - 1 and isfinite(outcome.mismatches[-1])
         outcome.settled = exact or outcome.mismatches[-1] <= stopping.tolerance

@@ -47,7 +47,8 @@ def segmented_forward(rule: SegmentRule, recurrence: Recurrence) -> Trajectory |
         recurrence = replace(recurrence, weights=in_one_piece(recurrence.weights, 1))
     segments = (GRUSegments if recurrence.may_keep_gates else _ForwardSegments)(recurrence, plan)
     gate_products = segments.gate_products if rule.corrector and recurrence.mode is not None else None
-    found, outcome = solve_borders(segments.run, segments.guess(), plan.stopping, gate_products)
+    by_user = recurrence.mode is None
+    found, outcome = solve_borders(segments.run, segments.guess(), plan.stopping, gate_products, masks=by_user)
     this.outcome, this.plan = outcome, plan
     whole = segments.trajectory(found) if outcome.settled else run_sequentially(recurrence)
     return whole._replace(passes=[this])
