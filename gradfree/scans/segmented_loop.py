@@ -61,12 +61,13 @@ class SegmentedLoop:
         carry = [t for t in tree_leaves(self.loop.init) if isinstance(t, Tensor)]
         if torch.compiler.is_compiling() or transforms_active() or other_pass() is not None:
             return self.loop.run()
-        if self.loop.length < SHORTEST_SCAN and self._fixed_way() is None:
-            return run_plain_loop(self.loop, self.known.compiler(Way(1, is_compiled=True)))
+        is_short = self.loop.length < SHORTEST_SCAN and self._fixed_way() is None
         if not carry:
-            if any(leaf is not None for leaf in tree_leaves(self.loop.init)):
+            if not is_short and any(leaf is not None for leaf in tree_leaves(self.loop.init)):
                 self.known.warn(f"{self.loop.name} runs step by step: the step {OTHER_ENTRIES}. {NO_WARNING}")
             return self.loop.run()
+        if is_short:
+            return run_plain_loop(self.loop, self.known.compiler(Way(1, is_compiled=True)))
         like, length = _like(carry), self.loop.length
         memory, newton = self.known.memory(like), self.rule.newton_stopping(carry, length)
         in_segments, at_once = (

@@ -249,3 +249,11 @@ def test_a_step_without_a_carry_may_be_compiled():
     carry, y = gradfree.scan(lambda _, x: (None, torch.tanh(x @ weight)), None, x, engine="backprop", compile=True)
     assert carry is None
     assert off_by([y], [torch.tanh(x @ weight)]) < 1e-12
+
+
+def test_a_carry_that_has_no_tensors_runs_step_by_step_with_a_warning():
+    x = torch.randn(200, 3)
+    with pytest.warns(UserWarning, match="has a carry with entries that are neither tensors nor None"):
+        count, y = gradfree.scan(lambda n, x: (n + 1, n * x), 0, x)
+    assert count == 200
+    assert torch.equal(y, torch.arange(200.0)[:, None] * x)
