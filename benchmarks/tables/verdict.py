@@ -70,9 +70,14 @@ def _digits(value: float) -> int:
     return next((digits for digits in range(_DIGITS, 9) if round(value, digits)), _DIGITS)
 
 
+def steady(median: Estimate) -> bool:
+    """Return whether the quartiles are near the median."""
+    return median.relative <= _STEADY
+
+
 def steadiness(spreads: Mapping[str, Estimate]) -> str:
     """Return a sentence that names the timings, by label, with the widest quartiles relative to the median."""
-    far = [label for label in spreads if spreads[label].relative > _STEADY]
+    far = [label for label, spread in spreads.items() if not steady(spread)]
     words = f"Quartiles are within {100 * _STEADY:.0f} % of the median"
     if not far:
         return f"{words}."

@@ -7,12 +7,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from statistics import median, quantiles
 from time import perf_counter
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from gradfree.benchmarks.records.case import Row
+from gradfree.benchmarks.tables import verdict
 from gradfree.benchmarks.tables.facts import Estimate, Fact, fact
 from gradfree.benchmarks.tables.frames import pl
 from gradfree.benchmarks.tasks.task import Task
@@ -22,7 +23,6 @@ from gradfree.cli import UsageError
 from gradfree.devices.hardware import synchronize
 
 _WARM_UP = 3
-T = TypeVar("T")
 STEP, MEMORY, PROCESS, PASSES = "step time", "peak memory", "process peak", "time of forward and backward"
 MIB = 2**20
 RATIO = "×"
@@ -97,10 +97,23 @@ def mean_seconds(step: Callable[[], object], runs: int = 3) -> float:
     return Timer("step()", globals={"step": step}, num_threads=torch.get_num_threads()).timeit(runs).mean
 
 
-def interleaved(turns: Sequence[Callable[[], T]], rounds: int = 9) -> list[list[T]]:
-    """Call all ``turns`` in each round; return the results of each over the rounds."""
-    taken = ([turn() for turn in turns] for _ in range(rounds))
-    return [list(own) for own in zip(*taken, strict=True)]
+def interleaved(turns: Sequence[Callable[[], float]], rounds: int, repeats: int) -> list[list[float]]:
+    """Call all ``turns`` in each round; return the seconds of each over the rounds.
+
+    Args:
+        turns: functions that return their seconds; the first is the baseline.
+        rounds: number of rounds.
+        repeats: how many times there are as many rounds at most. There are more until all ratios to the baseline are
+            steady (:func:`~gradfree.benchmarks.tables.verdict.steady`).
+    """
+    taken: list[list[float]] = [[] for _ in turns]
+    for _ in range(repeats):
+        for _ in range(rounds):
+            for own, turn in zip(taken, turns, strict=True):
+                own.append(turn())
+        if all(verdict.steady(Estimate.recorded(statistics(own, taken[0]), "ratio")) for own in taken):
+            break
+    return taken
 
 
 def statistics(times: Sequence[float], baseline: Sequence[float]) -> dict[str, Any]:

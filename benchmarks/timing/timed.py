@@ -59,6 +59,7 @@ class Timed:
         subject: the name in records of what is run.
         metric: the name of a step's time.
         rounds: number of rounds, in each of which every step has a turn; a warm-up comes before.
+        repeats: how many times there are as many rounds at most, until all ratios are steady.
         runs: number of runs of a step in a turn.
         with_memory: whether memory is measured, too: the peak of live tensors, and on a CPU that of a process.
         rebuild: whether steps are built again after the warm-up.
@@ -81,6 +82,7 @@ class Timed:
     subject: str = "subject"
     metric: str = STEP
     rounds: int = 9
+    repeats: int = 3
     runs: int = 3
     with_memory: bool = False
     rebuild: bool = False
@@ -175,8 +177,9 @@ class Timing(Case):
         """Return the results of each row that one process can measure."""
         with cpu_threads(self.threads or torch.get_num_threads()):
             steps, errors = self._started()
-            turns = interleaved([partial(self._turn, *started) for started in steps.values()], self.timed.rounds)
-        taken = dict(zip(steps, turns, strict=True))
+            turns = [partial(self._turn, *started) for started in steps.values()]
+            seconds = interleaved(turns, self.timed.rounds, self.timed.repeats)
+        taken = dict(zip(steps, seconds, strict=True))
         baseline = next(iter(taken.values()))
         found = {
             label: {"label": label, **statistics(own, baseline), **self._costs(steps[label][0], own)}
@@ -301,13 +304,17 @@ class Timings(Experiment):
             facts=facts,
             names=self.timed.names,
             columns=list(self._columns(facts, baseline)),
-            legend=f"{self.timed.legend} Medians of {self.timed.rounds} interleaved rounds; ×: as a multiple of "
-            f"{baseline}'s in the same round.{legend_of_process(facts)}".strip(),
+            legend=f"{self.timed.legend} Medians of {self._rounds()}; ×: as a multiple of {baseline}'s in the same "
+            f"round.{legend_of_process(facts)}".strip(),
             remarks=[*self._remarks(spreads, baseline), *failed],
             charts=list(self._charts(facts, baseline, "setting" if several else "row")),
         )
         verdicts = [self._verdict(row, ratios, baseline) for row in section.rows] if spreads else []
         return replace(section, verdicts=verdicts)
+
+    def _rounds(self) -> str:
+        fewest, most = self.timed.rounds, self.timed.rounds * self.timed.repeats
+        return f"{fewest} interleaved rounds" + (f", of up to {most} where quartiles are wide" if most > fewest else "")
 
     def _remarks(self, ratios: Mapping[str, Estimate], baseline: str) -> Iterator[str]:
         """Yield sentences on the ratios of times: which are beyond the limit, and how steady they are."""

@@ -91,6 +91,7 @@ def _facts_of(cost: Mapping[str, Any], results: Mapping[str, Any]) -> Iterator[F
     kind="course",
     subject="task",
     rounds=ROUNDS,
+    repeats=1,
     runs=1,
     rebuild=True,
     title="whole training runs",

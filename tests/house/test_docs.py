@@ -123,7 +123,7 @@ def short(monkeypatch):
     monkeypatch.setattr("gradfree.benchmarks.tasks.loaded._STEPS", 2)
     monkeypatch.setattr("gradfree.benchmarks.bench.session.executor", lambda *_: in_this_process)
     monkeypatch.setattr("gradfree.benchmarks.advice.advising.compiled_cost", lambda *_: "not compiled")
-    monkeypatch.setattr("gradfree.benchmarks.timing.timed.interleaved", lambda turns, _: interleaved(turns, rounds=2))
+    monkeypatch.setattr("gradfree.benchmarks.timing.timed.interleaved", lambda turns, *_: interleaved(turns, 2, 1))
     monkeypatch.setattr("gradfree.benchmarks.timing.timed.mean_seconds", lambda step, _: timeit(step, number=1))
     monkeypatch.setattr("gradfree.benchmarks.timing.timed.process_peak", lambda: None)
     monkeypatch.setattr("gradfree.benchmarks.timing.side_by_side.peak_memory", lambda *_: 1)

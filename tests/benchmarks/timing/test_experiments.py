@@ -27,6 +27,7 @@ from gradfree.benchmarks.timing.nets import (
     step_costs,
 )
 from gradfree.benchmarks.timing.recurrent_layers import Chunked, LayerPass, RecurrentLayer, layers, long_layers
+from gradfree.benchmarks.timing.side_by_side import interleaved
 from gradfree.benchmarks.timing.timed import Timings
 
 ENGINE, SHOOTING = Row("backprop", "backprop", {}), Row("shooting", "shooting", {})
@@ -47,9 +48,13 @@ PARTS = {
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
-    """Use float32, run each step once a round, and skip what is slow: compiling, and processes for peaks of memory."""
+    """Use float32, run each step once a round, no more rounds than declared, and skip what is slow.
+
+    That is compiling, and processes for peaks of memory.
+    """
     torch.set_default_dtype(torch.float32)
     monkeypatch.setattr("gradfree.benchmarks.timing.timed.mean_seconds", lambda step, _: timeit(step, number=1))
+    monkeypatch.setattr("gradfree.benchmarks.timing.timed.interleaved", lambda turns, n, _: interleaved(turns, n, 1))
     monkeypatch.setattr("gradfree.benchmarks.timing.timed.process_peak", lambda: None)
     monkeypatch.setattr(torch, "compile", lambda module: module)
 

@@ -11,7 +11,7 @@ from report_records import section_of
 from gradfree.benchmarks.records.records import attempt
 from gradfree.benchmarks.running.workers import run_here
 from gradfree.benchmarks.timing import allocations
-from gradfree.benchmarks.timing.side_by_side import MIB
+from gradfree.benchmarks.timing.side_by_side import MIB, interleaved
 from gradfree.benchmarks.timing.timed import Timings, timed
 
 
@@ -50,7 +50,18 @@ def test_failed_steps_do_not_prevent_the_timing_of_others():
     assert any(sentence.endswith("failing did not run: RuntimeError: no such kernel.") for sentence in section.remarks)
 
 
-@timed(kind="filling", subject="MiB", rounds=3, runs=1, with_memory=True)
+@pytest.mark.parametrize(
+    ("seconds", "rounds"),
+    [([1.0, 1.05, 1.0], 3), ([1.0, 1.3, 1.0, 1.0, 1.0, 1.0], 6), ([1.0, 2.0, 3.0] * 4, 9)],
+    ids=["steady", "steady in the end", "never steady"],
+)
+def test_unsteady_steps_have_more_rounds(seconds, rounds):
+    """Six rounds with one outlier are steady, three are not."""
+    taken = interleaved([lambda: 1.0, iter(seconds).__next__], rounds=3, repeats=3)
+    assert taken == [[1.0] * rounds, seconds[:rounds]]
+
+
+@timed(kind="filling", subject="MiB", rounds=3, repeats=1, runs=1, with_memory=True)
 def filling(case):
     """Return steps that fill as many MiB; "killed" ends the process of its own."""
     return {name: lambda name=name: lambda: fill(name) for name in case.item}
