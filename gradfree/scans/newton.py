@@ -17,6 +17,7 @@ from gradfree.algebra.affine_scan import affine_scan
 from gradfree.convergence.outcome import (
     Outcome,
     StoppingRule,
+    coarsest_dtype,
     finest_tolerance,
     largest,
     largest_of_rows,
@@ -85,6 +86,7 @@ class NewtonSteps(LoopSegments):
         # Numbers of no pattern, without a draw from torch's generator.
         direction = torch.arange(size, dtype=parts[0].dtype, device=parts[0].device).mul(2.399963).cos()
         given = everything.split(direction.view(self.cut.count, 1, -1))
+        given = [v.to(t.dtype) for v, t in zip(given, parts, strict=True)]
         expected = self._vjp(ran, live, [given[n] for n in live])
         for rows in Rows.candidates(self.init):
             self.jacobians = self._jacobians_of(ran, rows)
@@ -92,7 +94,7 @@ class NewtonSteps(LoopSegments):
                 return rows
             found = rows.join(given).unsqueeze(-2) @ self.jacobians
             error = largest(found.squeeze(-2) - rows.join(expected))
-            if error <= 1e3 * torch.finfo(found.dtype).eps * largest(found):
+            if error <= 1e3 * torch.finfo(coarsest_dtype(parts)).eps * largest(found):
                 return rows
         raise DependentRowsError
 
@@ -102,7 +104,7 @@ class NewtonSteps(LoopSegments):
         for n, (t, width) in enumerate(zip(ran.leaving, rows.widths, strict=True)):
             like = numbers(t)
             for place in range(width):
-                unit = torch.zeros_like(like).view(len(like), rows.count, -1)
+                unit = like.new_zeros(like.shape).view(len(like), rows.count, -1)
                 unit[..., place] = 1
                 live = [n] if t.requires_grad else []
                 found.append(rows.join(self._vjp(ran, live, [unit.view_as(like)] * len(live))))

@@ -19,6 +19,9 @@ from gradfree.segments.multiple_shooting import SweepResult, solve_borders
 from gradfree.torchside.hooks import without_hooks
 from gradfree.torchside.private import as_written
 
+_MASK = 1e4
+"""Numbers of an initial carry from this on rule a part of a state out, as -inf and -1e9 in place of log 0."""
+
 
 @dataclass
 class Ran:
@@ -79,11 +82,14 @@ class LoopSegments:
         return solve_borders(self.run, self.guess(), stopping, masks=True)
 
     def guess(self) -> list[Tensor]:
-        """Return the first guess of all borders: a burn-in from zero through the steps before each border."""
+        """Return the first guess of all borders: a burn-in through the steps before each border.
+
+        It begins with the loop's initial carry, since not all steps are defined at zero (``h / h.norm()``).
+        """
         count, steps = self.cut.count - 1, self.cut.steps
         full, part = divmod(self.burn, steps)
-        found = [t.new_zeros(count, *t.shape) for t in self.init]
         with torch.no_grad():
+            found = [_without_masks(t).expand(count, *t.shape).clone() for t in self.init]
             if part:
                 found, _, _ = self._run(found, [t[steps - part :, :count] for t in self.x], [], {})
             for _ in range(full):
@@ -341,6 +347,11 @@ def _size(t: Tensor, dtype: torch.dtype) -> Tensor:
     # Integers must agree exactly, so each of their differences counts as large.
     exact = not (dtype.is_floating_point or dtype.is_complex)
     return torch.full((len(t),), 1e-6, dtype=torch.float32, device=t.device) if exact else largest_of_rows(t)
+
+
+def _without_masks(t: Tensor) -> Tensor:
+    """Return a carry in which no part of a state is ruled out, as by log 0: the steps may never have reached it."""
+    return t.masked_fill(t.abs() >= _MASK, 0) if t.is_floating_point() else t
 
 
 def _leaf(t: Tensor, needed: bool) -> Tensor:

@@ -82,3 +82,21 @@ def compare(task):
     pairs = [(a, e) for a, e in zip((*actual, *grads), (*expected, *expected_grads), strict=True) if e is not None]
     wide = [(a.to(torch.float64), e.to(torch.float64)) for a, e in pairs]
     return off_by(*zip(*wide, strict=True))
+
+
+class Calls:
+    """Counts calls, out of sight of what a step may not change."""
+
+    __slots__ = ("count",)
+
+
+def counted(step):
+    """Return ``step`` with a counter of its calls."""
+    calls = Calls()
+    calls.count = 0
+
+    def run(s, x):
+        calls.count += 1
+        return step(s, x)
+
+    return run, calls

@@ -1,9 +1,11 @@
 """``scan`` in segments against the loop: outputs, final carries and all gradients in float64."""
 
+from math import inf
+
 import pytest
 import torch
 from oracles import off_by
-from scan_tasks import KINDS, CutTask, compare, loop
+from scan_tasks import KINDS, CutTask, compare, counted, loop
 
 import gradfree
 
@@ -112,6 +114,63 @@ def test_by_newtons_method_a_mask_says_nothing_about_the_numbers_beside_it():
         return a, a[:, 0]
 
     close_to_the_loop(gradfree.create_engine("newton", max_sweeps=200), step, start, x)
+
+
+SPREAD = torch.rand(4, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+
+
+def unit_vector(h, x):
+    h = torch.tanh(h @ SPREAD) * x.exp()
+    h = h / h.norm()
+    return h, h
+
+
+def probabilities(p, x):
+    p = p @ SPREAD.softmax(-1) * x.exp()
+    return p / p.sum(), p.sum().log()
+
+
+def information(p, x):
+    p = torch.linalg.inv(p) * 0.9 + 0.1 * x.exp().diag()
+    return torch.linalg.inv(p), p
+
+
+@pytest.mark.parametrize(
+    ("step", "start"),
+    [(unit_vector, torch.ones(4)), (probabilities, torch.ones(4) / 4), (information, torch.eye(4))],
+)
+def test_steps_that_are_not_defined_at_zero_run_in_segments(step, start, recwarn):
+    x, start = torch.randn(600, 4, requires_grad=True), start.double().requires_grad_()
+    engine = gradfree.create_engine("shooting", segments=8)
+
+    def run(scan, **options):
+        carry, y = scan(step, start, x, **options)
+        return [y.detach(), *torch.autograd.grad(carry.sin().sum() + y.sin().sum(), (start, x))]
+
+    with gradfree.engine_figures() as figures:
+        found = run(gradfree.scan, engine=engine)
+    assert off_by(found, run(loop)) < 1e-10
+    assert [of["sequential"] for of in figures.values()] == [0]
+    assert not recwarn
+
+
+@pytest.mark.parametrize("mask", [-inf, -1e9])
+def test_what_the_start_rules_out_is_not_ruled_out_in_segments(mask):
+    """Units are off until an input, the tenth, puts them on, which no burn-in sees."""
+    x, start = torch.randn(800, 3), torch.full((3,), mask)
+    x[9] = 20.0
+
+    def step(a, x):
+        a = torch.where((a < -1e4) & (x < 20), a, 0.5 * a.clamp(min=-10) + x)
+        return a, a
+
+    _, expected = loop(step, start, x)
+    run, calls = counted(step)
+    with torch.no_grad():
+        _, found = gradfree.scan(run, start, x, engine=gradfree.create_engine("shooting", segments=4, burn=60))
+    torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-10)
+    # The first step, the burn-in, and all segments once.
+    assert calls.count == 1 + 60 + 200
 
 
 @pytest.mark.parametrize("scale", [1.0, 1e-6])

@@ -6,7 +6,7 @@ import pytest
 import torch
 from narrow_steps import NarrowStep
 from oracles import off_by
-from scan_tasks import loop
+from scan_tasks import counted, loop
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
@@ -79,23 +79,6 @@ def growing(s, x):
     return s, s
 
 
-class Calls:
-    """Counts calls, out of sight of what a step may not change."""
-
-    __slots__ = ("count",)
-
-
-def counted(step):
-    calls = Calls()
-    calls.count = 0
-
-    def run(s, x):
-        calls.count += 1
-        return step(s, x)
-
-    return run, calls
-
-
 @pytest.mark.parametrize("step", [van_der_pol, logistic])
 def test_steps_that_do_not_converge_are_the_loop_after_few_sweeps_and_are_remembered(step):
     x = torch.randn(1500, 2, 1) * 0.3
@@ -118,6 +101,35 @@ def test_growing_states_are_right_at_their_small_beginnings():
     expected = loop(growing, start, x)[1]
     out = by_newton(growing, start, x)[1]
     assert ((out - expected) / expected).abs().max() < 1e-10
+
+
+@pytest.mark.parametrize("dtypes", [(torch.float32, torch.float64), (torch.float64, torch.float32)])
+def test_parts_of_two_dtypes_run_at_once(dtypes):
+    def step(s, x):
+        a, b = s
+        a, b = (0.5 * torch.tanh(a + x + 0.1 * b)).to(a.dtype), (0.9 * b + 0.1 * a).to(b.dtype)
+        return (a, b), a + b
+
+    x = torch.randn(300, 16, requires_grad=True)
+    start = tuple(torch.zeros(16, dtype=dtype) for dtype in dtypes)
+    with gradfree.engine_figures() as figures:
+        found = torch.autograd.grad(by_newton(step, start, x)[1].sin().sum(), x)
+    assert off_by(found, torch.autograd.grad(loop(step, start, x)[1].sin().sum(), x)) < 1e-5
+    assert [of["sequential"] for of in figures.values()] == [0]
+
+
+def test_a_carry_may_lie_in_memory_in_another_order():
+    """As the results of ``torch.linalg`` do."""
+
+    def step(s, x):
+        s = torch.linalg.inv(torch.eye(2) + 0.1 * torch.tanh(s + x))
+        return s, s
+
+    x = torch.randn(300, 2, 2, requires_grad=True)
+    with gradfree.engine_figures() as figures:
+        found = torch.autograd.grad(by_newton(step, torch.eye(2), x)[1].sin().sum(), x)
+    assert off_by(found, torch.autograd.grad(loop(step, torch.eye(2), x)[1].sin().sum(), x)) < 1e-10
+    assert [of["sequential"] for of in figures.values()] == [0]
 
 
 def forgetting(s, x):
