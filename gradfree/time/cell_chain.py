@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any
@@ -81,7 +82,8 @@ class CellLayerChain(TimeChain):
             self.before = [part.detach().requires_grad_() for part in before]
             # contiguous(): a cell may compute a view of what it is given, or a copy.
             rows, *parts = (given.flatten(0, 1).contiguous() for given in (self.x, *self.before))
-            after = recorded_step(partial(apply_cell, cell), where, rows, parts)
+            with _as_one_batch(where) if len(x) > 1 else nullcontext():
+                after = recorded_step(partial(apply_cell, cell), where, rows, parts)
             self.states = self.after = [part.unflatten(0, self.shape) for part in after]
         self.operations = operations(after, [rows, *parts, *own])
         known = {id(t) for t in (self.x, *self.before, *own)}
@@ -287,11 +289,27 @@ def check_batched_states(
             after.detach().to(state.dtype),
             state,
             rounding,
-            f"{where} gives other states when it runs on all steps as one batch: an engine needs a cell whose output "
-            "only depends on its own row of input and state, without random numbers or counters, and that is not "
-            "changed between the forward and the backward pass. 'backprop' and 'shooting' take any cell.",
+            f"{where} gives other states {_ONE_BATCH}",
             wait,
         )
+
+
+_ONE_BATCH = (
+    "when it runs on all steps as one batch: an engine needs a cell whose output only depends on its own row of input "
+    "and state, without random numbers or counters, and that is not changed between the forward and the backward pass. "
+    "'backprop' and 'shooting' take any cell."
+)
+
+
+@contextmanager
+def _as_one_batch(where: str) -> Iterator[None]:
+    """Say what an error is about that a cell raises on all steps, such as one with tensors of B rows from outside."""
+    try:
+        yield
+    except (ChainError, torch.OutOfMemoryError):
+        raise
+    except RuntimeError as error:
+        raise ChainError(f"{where} raises an error {_ONE_BATCH}") from error
 
 
 def _diagonal(jacobians: Tensor, dtype: torch.dtype) -> Tensor | None:

@@ -135,7 +135,8 @@ class Surroundings:
                 counts = attribute == "_parameters" or (attribute == "_buffers" and self._buffers)
                 own = value.items() if counts else ()
             else:
-                own = [(attribute, value)] if self._buffers or not isinstance(value, Tensor) else ()
+                counts = self._buffers or not (value is None or isinstance(value, Tensor))
+                own = [(attribute, value)] if counts else ()
             for key, each in own:
                 where = f"{path}.{key}".removeprefix(".")
                 self._keep(where, each)

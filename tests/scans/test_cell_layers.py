@@ -133,6 +133,25 @@ def test_cells_that_write_to_buffers_are_cut_if_they_are_declared_scratch(engine
     assert compared(CellLayer(Scratch()), plain, engine, options, cut=False) == 0.0
 
 
+class Keeping(Leaky):
+    """Keeps what it computes in the first step of a sequence."""
+
+    kept = None
+
+    def forward(self, x, state):
+        if self.kept is None:
+            self.kept = torch.ones(I)
+        return super().forward(x * self.kept, state)
+
+
+def test_an_attribute_of_scratch_may_be_none_or_a_tensor():
+    def run(layer, x):
+        layer.cell.kept = None
+        return plain(layer, x)
+
+    assert compared(CellLayer(Keeping(), scratch=True), run, "shooting", {"segments": 6}) < 1e-10
+
+
 def test_what_a_cell_keeps_is_named_at_the_second_call():
     """The first one may have filled a cache."""
     layer, x = CellLayer(Scratch()), torch.randn(T, B, I)

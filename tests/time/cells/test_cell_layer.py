@@ -5,6 +5,8 @@ import torch
 from cell_tasks import Reading, Task, refusal
 from oracles import off_by
 from torch.nn.modules.module import register_module_forward_hook
+from torch.nn.utils import parametrize
+from torch.nn.utils.parametrizations import weight_norm
 
 import gradfree
 from gradfree import CellLayer
@@ -48,6 +50,49 @@ def test_hooks_and_the_own_forward_of_elementwise_cells_are_called():
     expected = doubled(x)[0]
     with gradfree.create_engine("newton", max_sweeps=5).attach(doubled):
         assert off_by([doubled(x)[0]], [expected]) < 1e-12
+
+
+class Normed(torch.nn.Module):
+    """Its weight is computed once a sequence."""
+
+    hidden_size = 4
+
+    def __init__(self):
+        super().__init__()
+        self.read, self.recur = torch.nn.Linear(3, 4), weight_norm(torch.nn.Linear(4, 4))
+
+    def forward(self, x, state):
+        return torch.tanh(self.read(x) + self.recur(state))
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("fixed_point", {"iterations": 9}),
+        ("dsf", {"feedback": 0.5, "iterations": 9}),
+        ("truncated", {"window": 10}),
+        ("deeppcr", {}),
+        ("rtrl", {}),
+        ("backprop", {}),
+        ("newton", {}),
+    ],
+)
+@pytest.mark.parametrize("within", [True, False])
+def test_a_weight_that_is_computed_once_a_sequence_has_its_gradient(name, options, within):
+    """Runs of the cell without a graph must not be the first to compute it; the backward pass may compute it anew."""
+    layer, x = CellLayer(Normed()), torch.randn(10, 2, 3)
+
+    def gradients():
+        with parametrize.cached():
+            loss = layer(x)[0].square().sum()
+            if within:
+                return torch.autograd.grad(loss, list(layer.parameters()))
+        return torch.autograd.grad(loss, list(layer.parameters()))
+
+    expected = gradients()
+    with gradfree.create_engine(name, **options).attach(layer):
+        for _ in range(2):
+            assert off_by(gradients(), expected) < 1e-10
 
 
 def backprop(task):

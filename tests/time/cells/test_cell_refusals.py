@@ -94,6 +94,24 @@ def test_a_cell_that_cannot_be_run_again_is_refused(cell, message):
         assert message in refusal(lambda: layer(x, state)[0].sum().backward())
 
 
+class Attending(Leaky):
+    """Its context has a row for each sequence."""
+
+    def __init__(self):
+        super().__init__()
+        self.context = torch.ones(3, 2, HIDDEN)
+
+    def forward(self, x, state):
+        return super().forward(x, state + torch.bmm(self.context, state.unsqueeze(-1)).mean(1))
+
+
+def test_a_cell_that_raises_on_all_steps_is_refused_by_name():
+    layer = CellLayer(Attending())
+    with gradfree.create_engine("fixed_point").attach(layer):
+        loss = layer(torch.randn(5, 3, INPUT))[0].sum()
+        assert "cell raises an error when it runs on all steps as one batch" in refusal(loss.backward)
+
+
 @pytest.mark.parametrize("name", ["backprop", "shooting", "truncated"])
 def test_a_frozen_cell_gets_autograds_gradient_of_a_tensor_that_is_no_parameter(name):
     layer, (outside,), x = CellLayer(Outsider()).requires_grad_(False), Outsider.outside, torch.randn(5, 3, INPUT)
@@ -250,12 +268,19 @@ def test_hooks_on_what_a_cell_is_given_are_refused(what, name):
 
 
 @pytest.mark.parametrize("name", LINEARISING)
-@pytest.mark.parametrize("do", [lambda x, h: (x, clamped(h)), lambda x, h: (x, (h.retain_grad(), h)[1])])
-def test_hooks_without_a_condition_are_refused_in_the_forward_pass(do, name):
+@pytest.mark.parametrize(
+    ("do", "where"),
+    [
+        (lambda x, h: (x, clamped(h)), "its state or its input"),
+        (lambda x, h: (x, (h.retain_grad(), h)[1]), "its state or its input"),
+        (lambda x, h: (x, clamped(1.0 * h)), "a tensor that needs no gradient"),
+    ],
+)
+def test_hooks_without_a_condition_are_refused_in_the_forward_pass(do, where, name):
     layer = hooking(do)
     with gradfree.create_engine(name).attach(layer):
         message = refusal(lambda: layer(torch.randn(24, 3, INPUT)))
-        assert "hook, or retain_grad(), on a tensor that needs no gradient" in message
+        assert f"hook, or retain_grad(), on {where}" in message
 
 
 @pytest.mark.parametrize("name", ["backprop", "shooting", "newton"])
