@@ -284,13 +284,20 @@ BLOCK_ORDER = _row(
     _RANKS,
     "blocks in another order, twice, or left out",
     "{path} does not run in its turn: across ranks each block runs once, in order.",
-    "Put them in the order in which they run, and let a block that does nothing return its input.",
+    "Put them in the order in which they run, call them (not their forward), and let a block that does nothing return "
+    "its input.",
 )
 NO_STATE = _row(
     _RANKS,
     "a first argument that is no tensor",
     "the first argument of {path} is no tensor.",
     "If another one is the state, say so with gradfree.register_port.",
+)
+NESTED = _row(
+    _RANKS,
+    "nested tensors",
+    "{path} gets a nested tensor, which cannot be sent to other ranks.",
+    "nn.TransformerEncoder makes them in evaluation: pass it enable_nested_tensor=False.",
 )
 SECOND_INPUT = _row(
     _RANKS,
@@ -315,6 +322,12 @@ NAN_FROM_ELSEWHERE = _row(
     "NaN in a first pass",
     "{what} is NaN in its first pass: the model or its input is wrong, or it depends on a value on another rank.",
     _ELSEWHERE,
+)
+NO_OUTPUT = _row(
+    _RANKS,
+    "outputs in an object of another kind",
+    "the model returns a {kind}, in which no tensors are found: other ranks would get no gradients.",
+    "Return tensors in a tuple, a dictionary or a dataclass.",
 )
 LOSS_ELSEWHERE = _row(
     _RANKS,

@@ -68,7 +68,7 @@ class RankPass:
         into, what = torch.empty(shape, dtype=dtype, device=self.device), f"the cotangent of {self._exit}"
         return self.messages.receive(into, self.position + 1, self.number, COTANGENT, what)
 
-    def absent(self, index: int, *args: Any, **kwargs: Any) -> Any:
+    def absent(self, index: int, /, *args: Any, **kwargs: Any) -> Any:
         """Replace the forward of a block on another rank: return a received state or NaN, or leave the model's forward.
 
         Raises:
@@ -137,6 +137,8 @@ class RankPass:
         if self._next != len(self._blocks) or self.position < self.count - 1:
             raise errors.BLOCK_ORDER.error(path=self._blocks[self._next])
         tensors = tensors_in(out)
+        if self._grad and not tensors and hasattr(out, "__dict__"):
+            raise errors.NO_OUTPUT.error(kind=type(out).__name__)
         if self._part.is_new(("outputs", str([(t.shape, t.dtype, t.requires_grad) for t in tensors]))):
             self._refuse_absent(tensors, "what the model returns")
         return out
@@ -170,6 +172,8 @@ class RankPass:
         state, others, _ = self._ports[index].take(args, kwargs)
         if state is None:
             raise errors.NO_STATE.error(path=self._blocks[index])
+        if state.is_nested:
+            raise errors.NESTED.error(path=self._blocks[index])
         if any(other is not state for other in others):
             raise errors.SECOND_INPUT.error(path=self._blocks[index])
         return state

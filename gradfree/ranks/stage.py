@@ -31,7 +31,7 @@ from gradfree.ranks.placement import Placement, place
 from gradfree.ranks.rank_pass import RankPass
 from gradfree.registry import resolve_engine
 from gradfree.torchside.guards import refuse_transforms
-from gradfree.torchside.private import after_backward, checkpointed, recomputed
+from gradfree.torchside.private import after_backward, checkpointed, recomputed, uncompiled
 from gradfree.torchside.random_state import drawing_apart
 
 
@@ -116,6 +116,7 @@ class Stage(ModelPart):
         self._forward = model.forward
         model.forward = self.forward
 
+    @uncompiled
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run the model's forward up to this rank's last block, and return the outputs of the last rank.
 
@@ -185,7 +186,7 @@ class Stage(ModelPart):
                 f"{there} there. All ranks must get the same batches and compute the same loss."
             )
 
-    def _absent(self, index: int, *args: Any, **kwargs: Any) -> Any:
+    def _absent(self, index: int, /, *args: Any, **kwargs: Any) -> Any:
         if self._pass is None:
             path = self.placement.blocks[index]
             raise ChainError(f"{path} is on another rank: call the model, on all ranks, not its blocks.")
@@ -270,9 +271,7 @@ def _site(model: nn.Module, engine: Engine, chains: Chains | None, residual: flo
     report = validate(model, chains, kinds)
     problems = [*engine.problems_on_ranks(count), *report.problems]
     if len(report.chains) > 1:
-        problems.append(
-            f"there are several chains; name the one to split across ranks: chains=[{next(iter(report.chains))!r}]."
-        )
+        problems.append(f"there are several chains; name the one to split, chains=[...]: {', '.join(report.chains)}.")
     if problems:
         where = f"{type(model).__name__} cannot be split across {count} ranks with {engine}:"
         raise ChainError("\n".join([where, *(f"- {problem}" for problem in problems)]))

@@ -26,7 +26,7 @@ RANK = int(os.environ.get("RANK", "0"))
 class Pair(Plain):
     """Returns its state in a tuple and takes it by keyword, as the blocks of transformers do."""
 
-    def forward(self, *, hidden, scale=None):
+    def forward(self, *, hidden, scale=None, index=None):
         return super().forward(hidden, scale), None
 
 
@@ -50,7 +50,7 @@ class Named(nn.Module):
 
 
 def run(layer, hidden, scale):
-    return layer(hidden=hidden, scale=scale)
+    return layer(hidden=hidden, scale=scale, index=0)
 
 
 class HeadFirst(nn.Module):
@@ -140,6 +140,10 @@ def twice(model, x):
     return torch.cat([model(x), model(2 * x)])
 
 
+def compiled(model, x):
+    return torch.compile(model, backend="eager")(x)
+
+
 def tapped(model, x):
     return model(x, taps=(4, 6))
 
@@ -156,6 +160,7 @@ EXACT = {
     "frozen last blocks": (lambda: frozen("blocks.4", "blocks.5", "blocks.6", "heads"), once, {}),
     "shared by blocks": (shared, once, {}),
     "two passes": (plain, twice, {}),
+    "compiled": (plain, compiled, {}),
     "a loss on states of the last rank": (plain, tapped, {"costs": [9, 9, 9, 9, 1, 1, 1]}),
     "costs": (plain, once, {"costs": [9, 1, 1, 1, 1, 5, 5]}),
     "two passes, shared by blocks": (shared, twice, {}),

@@ -60,6 +60,18 @@ class Keywords(Net):
         return [self.blocks[0](None, x)]
 
 
+class Nested(Net):
+    def states(self, x):
+        return [self.blocks[0](torch.nested.as_nested_tensor([x, x[:2]]))]
+
+
+class Distributed(Net):
+    """Returns an object of which nothing is known."""
+
+    def forward(self, x):
+        return torch.distributions.Categorical(logits=super().forward(x))
+
+
 class Scaled(Net):
     def states(self, x):
         return [self.blocks[0](x, self.scale)]
@@ -152,6 +164,8 @@ PROGRAMS = {
     "BLOCK_ORDER": OtherOrder,
     "BLOCK_ORDER, left out": LeftOut,
     "NO_STATE": Keywords,
+    "NESTED": Nested,
+    "NO_OUTPUT": Distributed,
     "SECOND_INPUT": Scaled,
     "SECOND_OUTPUT": Returning,
     "SHARED_WEIGHT": Tied,
