@@ -31,8 +31,7 @@ class Shooting(ToleranceEngine):
 
     Args:
         segments: C, their number. "auto": chosen from size, device and earlier passes; 1 if segments cannot be faster,
-            then by torch's own kernel or as under ``backprop``, whichever is faster. The forward pass of packed
-            sequences has one segment.
+            then by torch's own kernel or as under ``backprop``, whichever is faster.
         tolerance: the largest mismatch at a border, relative to the largest state or cotangent, masks left out.
             ``None``: 1e-12 in float64, 1e-5 in float32, and for other dtypes the finest tolerance that they
             allow. Where products round their factors (TF32, autocast), at least 8 times that rounding error.

@@ -22,7 +22,6 @@ from gradfree.chains.handle import Handle
 from gradfree.cli import UsageError
 from gradfree.devices.hardware import synchronize
 
-_WARM_UP = 3
 STEP, MEMORY, PROCESS, PASSES = "step time", "peak memory", "process peak", "time of forward and backward"
 MIB = 2**20
 RATIO = "×"
@@ -89,7 +88,7 @@ def now(device: torch.device | str) -> float:
     return perf_counter()
 
 
-def mean_seconds(step: Callable[[], object], runs: int = 3) -> float:
+def mean_seconds(step: Callable[[], object], runs: int) -> float:
     """Return the mean seconds of ``step`` over ``runs`` runs."""
     # Not at the top of the file, since some versions of torch ask for an accelerator when this is imported.
     from torch.utils.benchmark import Timer
@@ -103,7 +102,7 @@ def interleaved(turns: Sequence[Callable[[], float]], rounds: int, repeats: int)
     Args:
         turns: functions that return their seconds; the first is the baseline.
         rounds: number of rounds.
-        repeats: how many times there are as many rounds at most. There are more until all ratios to the baseline are
+        repeats: the most sets of ``rounds`` rounds; another one follows as long as a ratio to the baseline is not
             steady (:func:`~gradfree.benchmarks.tables.verdict.steady`).
     """
     taken: list[list[float]] = [[] for _ in turns]

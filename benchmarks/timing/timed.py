@@ -59,7 +59,7 @@ class Timed:
         subject: the name in records of what is run.
         metric: the name of a step's time.
         rounds: number of rounds, in each of which every step has a turn; a warm-up comes before.
-        repeats: how many times there are as many rounds at most, until all ratios are steady.
+        repeats: the most sets of ``rounds`` rounds; another one follows as long as a row's ratio is not steady.
         runs: number of runs of a step in a turn.
         with_memory: whether memory is measured, too: the peak of live tensors, and on a CPU that of a process.
         rebuild: whether steps are built again after the warm-up.

@@ -62,7 +62,7 @@ class DepthPass:
         anchors: what the next entry leads to: the leaves before the chain, the parameters outside of the blocks and
             those of the blocks so far, or Anchors of many of these; and a leaf, so that it needs a gradient.
         parameters: the trainable parameters, each once.
-        numbers: the index of each parameter, by its id.
+        known: the index of each parameter, by its id.
         links: the blocks that have run.
         solving: whether the engine is solving the chain now.
     """
@@ -74,13 +74,13 @@ class DepthPass:
         inputs: Sequence[Tensor],
         outside: Sequence[Tensor] = (),
     ):
-        # solve() deletes `chain`: a state stored on a module would otherwise form a reference cycle with it.
+        # _gradients() deletes `chain`: a state stored on a module would otherwise form a reference cycle with it.
         self.chain, self.chain_ref = chain, weakref.ref(chain)
-        # By id: the hash of a tensor is computed in Python, which is slow.
         self._trained = trained
+        # By id: the hash of a tensor is computed in Python, which is slow.
         once = {id(p): p for p in (*itertools.chain(*trained.values()), *outside)}
         self.parameters: Sequence[Tensor] = [*once.values()]
-        self.numbers = dict(zip(once, range(len(once)), strict=True))
+        self.known = dict(zip(once, range(len(once)), strict=True))
         self._kinds = [(p.dtype, p.device) for p in self.parameters]
         self._leaf = torch.empty(0, requires_grad=True)
         self.anchors: list[Tensor] = [self._leaf, *outside]

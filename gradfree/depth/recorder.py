@@ -233,7 +233,7 @@ class BlockRecorder:
             out=state,
             entry=call.entry,
             numbers=call.numbers,
-            known=call.recording.numbers,
+            known=call.recording.known,
             root=root,
             given=call.given,
             version=changes(state),

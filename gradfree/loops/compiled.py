@@ -257,10 +257,10 @@ def run_compiled(loop: Loop, compiler: Compiler) -> tuple[tuple[Any, Any], Any]:
         ChainError: the step cannot be compiled, or it registers hooks on its carry.
     """
     head = (loop.length - 1) % CHUNK + 1
-    carry, first = replace(loop, xs=[x if x is None else x[:head] for x in loop.xs]).run()
+    carry, first_ys = replace(loop, xs=[x if x is None else x[:head] for x in loop.xs]).run()
     if head == loop.length:
-        return (carry, first), carry
-    (structure, parts), (of_y, early) = Structure.of(carry), Structure.of(first)
+        return (carry, first_ys), carry
+    (structure, parts), (of_y, early) = Structure.of(carry), Structure.of(first_ys)
     with compiling(loop.name):
         step, xs = leaf_step(loop, structure, of_y), [x[head:] for x in loop.xs if x is not None]
         hooks = _hooks(parts)

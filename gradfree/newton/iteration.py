@@ -54,15 +54,15 @@ class NewtonOptions:
         if not length or not len(like) or kind == "any":
             return None
         sweeps = self.max_sweeps or newton_break_even_sweeps(length, like, kind)
-        # As many sweeps as there are steps are always exact.
         if not sweeps:
             return None
+        most = min(sweeps, length)  # As many sweeps as there are steps are always exact.
         if kind != "separate units":
             tolerance = tolerance_for(self.tolerance, like.dtype, product_rounding(like.device, like.dtype))
-            return StoppingRule(tolerance, min(sweeps, length))
-        # Such a cell has no product with a state.
+            return StoppingRule(tolerance, most)
         patience = sweeps if self.max_sweeps is not None else max(_PATIENCE, sweeps // 10)
-        return NewtonRule(tolerance_for(self.tolerance, like.dtype), min(sweeps, length), patience=patience)
+        # Such a cell has no product with a state, whose factors would be rounded.
+        return NewtonRule(tolerance_for(self.tolerance, like.dtype), most, patience=patience)
 
 
 def iterate(

@@ -91,8 +91,8 @@ class Knowledge:
     """What calls of one step function have learnt; it changes how they run, never their results.
 
     Args:
-        memory: tensors of the passes, see :class:`~gradfree.convergence.passes.Pass`; ``None``: apart for each number
-            of units, since programs make closures anew in every pass.
+        memory: tensors of the passes, see :class:`~gradfree.convergence.passes.Pass`; ``None``: separate ones for
+            each number of units, since programs make closures anew in every pass.
         compiler: compiles chunks of steps; ``None``: nothing is compiled.
     """
 

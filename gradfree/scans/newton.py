@@ -72,13 +72,16 @@ class NewtonSteps(LoopSegments):
     def _run_with_jacobians(self, starts: Sequence[Tensor]) -> SweepResult:
         found = self.run(starts)
         if self.rows is None:
-            self.rows = self._independent_rows(found.result)
+            self.rows, self.jacobians = self._independent_rows(found.result)
         else:
             self.jacobians = self._jacobians_of(found.result, self.rows)
         return found
 
-    def _independent_rows(self, ran: Ran) -> Rows:
-        """Return the narrowest rows that do not depend on each other: a VJP in a random direction tells."""
+    def _independent_rows(self, ran: Ran) -> tuple[Rows, Tensor]:
+        """Return the narrowest rows that do not depend on each other, and the Jacobians of all steps.
+
+        A VJP in a random direction tells.
+        """
         live = [n for n, t in enumerate(ran.leaving) if t.requires_grad]
         parts = [numbers(t) for t in self.init]
         everything = Rows(tuple(t.shape for t in parts), 1)
@@ -89,13 +92,13 @@ class NewtonSteps(LoopSegments):
         given = [v.to(t.dtype) for v, t in zip(given, parts, strict=True)]
         expected = self._vjp(ran, live, [given[n] for n in live])
         for rows in Rows.candidates(self.init):
-            self.jacobians = self._jacobians_of(ran, rows)
+            jacobians = self._jacobians_of(ran, rows)
             if rows.count == 1:
-                return rows
-            found = rows.join(given).unsqueeze(-2) @ self.jacobians
+                return rows, jacobians
+            found = rows.join(given).unsqueeze(-2) @ jacobians
             error = largest(found.squeeze(-2) - rows.join(expected))
             if error <= 1e3 * torch.finfo(coarsest_dtype(parts)).eps * largest(found):
-                return rows
+                return rows, jacobians
         raise DependentRowsError
 
     def _jacobians_of(self, ran: Ran, rows: Rows) -> Tensor:

@@ -75,7 +75,7 @@ def scan(
     leaves, spec = tree_flatten(xs)
     steps = [None if x is None else _by_step(x, dim) for x in leaves]
     lengths = {len(x) for x in steps if x is not None}
-    if len(lengths) != 1 or not lengths.copy().pop():
+    if len(lengths) != 1 or 0 in lengths:
         raise ValueError(
             f"scan: xs must be sequences of one length, at least 1, along dim {dim}, not {lengths or 'none'}."
         )

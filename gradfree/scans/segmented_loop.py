@@ -136,9 +136,9 @@ class SegmentedLoop:
         loop = self.loop
         first = run_first_step(loop, self.scratch is not None)
         if first.problem is None:
-            segments, ran = self._try_segments(first, plan, watch.way)
-            if ran is not None:
-                return self._connected(segments, ran, watch)
+            found = self._try_segments(first, plan, watch.way)
+            if found is not None:
+                return self._connected(*found, watch)
         if first.problem is not None and not (first.may_be_cache and self.known.excuse_change()):
             self.give_up(first.problem, first.remedy)
         carry, ys = loop.run(loop.inputs()[1:], first.carry, [first.y])
@@ -150,8 +150,11 @@ class SegmentedLoop:
         self.known.warn(f"{self.loop.name} runs step by step: the step {problem}. {remedy}")
         self.forward.pause()
 
-    def _try_segments(self, first: FirstStep, plan: SegmentPlan, way: Way) -> tuple[LoopSegments, Ran | None]:
-        """Run all segments until their borders agree; ``None`` if they do not, or if the step cannot run so."""
+    def _try_segments(self, first: FirstStep, plan: SegmentPlan, way: Way) -> tuple[LoopSegments, Ran] | None:
+        """Run all segments until their borders agree.
+
+        ``None``: they do not agree, or the step cannot run so; ``first`` has the reason of which to warn, if any.
+        """
         loop = self.loop
         compiler = self.known.compiler(way)
         if way.by_newton:
@@ -167,23 +170,23 @@ class SegmentedLoop:
         except DependentRowsError:
             if self.rule.cut is not None:
                 self.forward.pause()  # The other ways remain, so that there is nothing to warn of.
-                return segments, None
+                return None
             first.problem = f"has a carry of more than {WIDEST_ROW} numbers that depend on each other"
             first.remedy = "Use engine='shooting', or 'backprop', which is the plain loop without this warning."
-            return segments, None
+            return None
         except (torch.OutOfMemoryError, ChainError):
             raise
         except RuntimeError as error:  # All that vmap raises for steps that it cannot run.
             first.problem = _reason(error)
-            return segments, None
+            return None
         if change := Surroundings(loop.step, self.scratch is None).change(first.surroundings):
             raise STEP_CHANGED.error(name=loop.name, what=change)
         if different := segments.differences(ran):
             first.problem = f"gives results of other {different} where it runs at once with other steps"
             first.remedy = _REMEDIES[different]
-            return segments, None
+            return None
         self.forward.outcome, self.forward.plan = outcome, plan
-        return segments, ran if outcome.settled else None
+        return (segments, ran) if outcome.settled else None
 
     def _connected(self, segments: LoopSegments, ran: Ran, watch: Stopwatch) -> Any:
         """Return the results of a run, as outputs of an autograd function where they need a gradient."""

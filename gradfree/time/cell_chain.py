@@ -121,7 +121,10 @@ class CellLayerChain(TimeChain):
         return (*[0.0] * self._extra_outputs, *[factor] * own)
 
     def unit_blocks(self, carried: bool) -> Blocks:
-        """Return the unit-by-unit Jacobians: of an elementwise cell all of F_t, of any other from dense Jacobians."""
+        """Return the unit-by-unit Jacobians: of an elementwise cell all of F_t, of any other from dense Jacobians.
+
+        ``carried`` changes nothing: a cell has no W_hh that could be left out.
+        """
         if self.kind != "any":
             return self._blocks
         widths = [part.shape[2:].numel() for part in self.after]

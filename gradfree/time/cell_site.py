@@ -23,7 +23,7 @@ from gradfree.errors import (
     ChainError,
     refuse,
 )
-from gradfree.loops.recurrence import Loop, LoopMemory
+from gradfree.loops.recurrence import LoopMemory
 from gradfree.time.cell_chain import CellLayerChain, autocast_now, cell_problems, check_batched_states
 from gradfree.time.cell_layer import (
     CellLayer,
@@ -186,10 +186,8 @@ class CellRecorder:
         if torch.is_grad_enabled():
             self.single_steps.count(loop.length)
         refuse(problems_of_shards(self.inside))
-        run = (
-            partial(Loop.run, loop) if at.use_exact else partial(at.engine.loops, loop, self.loop_memory, self._scratch)
-        )
-        outputs = results(run(), padding)
+        found = loop.run() if at.use_exact else at.engine.loops(loop, self.loop_memory, self._scratch)
+        outputs = results(found, padding)
         if at.path not in at.solved:
             when_backward([out for out in outputs if out.requires_grad], [partial(at.solved.add, at.path)])
         return outputs
