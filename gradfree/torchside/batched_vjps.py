@@ -23,7 +23,8 @@ def batched_vjps(
             Graphs that cannot run as one batch always run so.
     """
     vjps = partial(torch.autograd.grad, outputs, targets, retain_graph=True, allow_unused=True)
-    if not one_by_one:
+    # Anomaly mode looks for NaN, by a branch on values.
+    if not (one_by_one or torch.is_anomaly_enabled()):
         try:
             return list(vjps(cotangents, is_grads_batched=True))
         except torch.OutOfMemoryError:

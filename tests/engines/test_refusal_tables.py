@@ -303,7 +303,7 @@ PROGRAMS = {
     errors.BACKWARD_HOOKS: attaching(backward_hooks, blocks, cell),
     errors.FORWARD_HOOKS: attaching(forward_hooks, cell),
     errors.HOOKED_STATE: acting(lambda h: h.requires_grad and h.register_hook(torch.neg)),
-    errors.HOOK_WITHOUT_GRAPH: acting(lambda h: h.register_hook(torch.neg)),
+    errors.HOOK_WITHOUT_GRAPH: acting(lambda h: (2 * h).register_hook(torch.neg)),
     errors.CHANGED_STATE: acting(lambda h: h.mul_(0.5)),
     errors.RANDOM_CELL: attaching(lambda model: None, lambda: cell(Dropping())),
     errors.CALLS_ITSELF: (behind(lambda model, x: out_of(model, x).sum().backward()), (recursive,)),

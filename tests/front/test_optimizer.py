@@ -97,9 +97,12 @@ def test_copies_are_refused():
 
 
 @pytest.mark.parametrize("name", ["state", "param_groups", "defaults"])
-def test_the_wrapped_optimizers_state_and_groups_cannot_be_set_on_the_wrapper(name):
-    with pytest.raises(AttributeError):
-        setattr(wrapped(plain_model()), name, {})
+def test_what_is_set_on_the_wrapper_is_set_on_the_wrapped_optimizer(name):
+    """As when programs unfreeze layers, or reset Adam between tasks."""
+    optimizer, given = wrapped(plain_model()), {}
+    setattr(optimizer, name, given)
+    assert getattr(optimizer.optimizer, name) is given
+    assert name not in vars(optimizer)
 
 
 @pytest.mark.parametrize(
