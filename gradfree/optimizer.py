@@ -99,7 +99,7 @@ class EngineOptimizer(Optimizer):
         return getattr(self.optimizer, name)
 
     @property
-    def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
+    def param_groups(self) -> list[dict[str, Any]]:
         """The wrapped optimizer's parameter groups."""
         return self.optimizer.param_groups
 
@@ -108,7 +108,7 @@ class EngineOptimizer(Optimizer):
         self.optimizer.param_groups = groups
 
     @property
-    def state(self) -> Any:  # type: ignore[override]
+    def state(self) -> Any:
         """The wrapped optimizer's state by parameter."""
         return self.optimizer.state
 
@@ -117,7 +117,7 @@ class EngineOptimizer(Optimizer):
         self.optimizer.state = state
 
     @property
-    def defaults(self) -> dict[str, Any]:  # type: ignore[override]
+    def defaults(self) -> dict[str, Any]:
         """The wrapped optimizer's defaults."""
         return self.optimizer.defaults
 
