@@ -102,7 +102,8 @@ class ElementwiseSteps(AllSteps):
         super().__init__(recurrence, jacobian)
         assert isinstance(recurrence.cell, ElementwiseCell)
         self.cell = recurrence.cell
-        self.fed = self.cell.fed(self.x)
+        with torch.enable_grad():  # As the first step of run_steps.
+            self.fed = self.cell.fed(self.x).detach()
 
     def start(self) -> Guess:
         """Return the first guess.

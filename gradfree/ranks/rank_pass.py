@@ -137,7 +137,7 @@ class RankPass:
         if self._next != len(self._blocks) or self.position < self.count - 1:
             raise errors.BLOCK_ORDER.error(path=self._blocks[self._next])
         tensors = tensors_in(out)
-        if self._grad and not tensors and hasattr(out, "__dict__"):
+        if self._grad and self.count > 1 and not tensors and hasattr(out, "__dict__"):
             raise errors.NO_OUTPUT.error(kind=type(out).__name__)
         if self._part.is_new(("outputs", str([(t.shape, t.dtype, t.requires_grad) for t in tensors]))):
             self._refuse_absent(tensors, "what the model returns")

@@ -20,7 +20,7 @@ from gradfree.torchside.hooks import without_hooks
 from gradfree.torchside.private import as_written
 
 _MASK = 1e4
-"""Numbers of an initial carry from this on rule a part of a state out, as -inf and -1e9 in place of log 0."""
+"""Numbers of an initial carry from this on rule a part of a state out, as -inf, -1e9 (in place of log 0) and NaN do."""
 
 
 @dataclass
@@ -351,7 +351,7 @@ def _size(t: Tensor, dtype: torch.dtype) -> Tensor:
 
 def _without_masks(t: Tensor) -> Tensor:
     """Return a carry in which no part of a state is ruled out, as by log 0: the steps may never have reached it."""
-    return t.masked_fill(t.abs() >= _MASK, 0) if t.is_floating_point() else t
+    return t.masked_fill(~(t.abs() < _MASK), 0) if t.is_floating_point() else t
 
 
 def _leaf(t: Tensor, needed: bool) -> Tensor:

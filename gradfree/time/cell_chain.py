@@ -312,7 +312,8 @@ def _as_one_batch(where: str) -> Iterator[None]:
     except (ChainError, torch.OutOfMemoryError):
         raise
     except RuntimeError as error:
-        raise ChainError(f"{where} raises an error {_ONE_BATCH}") from error
+        said = str(error).partition("\n")[0]
+        raise ChainError(f"{where} raises an error ({said}) {_ONE_BATCH}") from error
 
 
 def _diagonal(jacobians: Tensor, dtype: torch.dtype) -> Tensor | None:

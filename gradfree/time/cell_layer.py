@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from functools import partial
 from typing import Any, TypeGuard
 
@@ -205,18 +206,33 @@ def run_steps(
         cell: the cell.
         x: (T, B, I).
         parts: the parts of the initial state.
-        where: the cell's path if an engine runs it: its steps are checked. ``None``: they are not.
+        where: the cell's path if an engine runs it without a graph, and again with one in the backward pass: its steps
+            are checked, and the first one has a graph. ``None``: neither.
     """
     advance: Callable[[Tensor, Sequence[Tensor]], tuple[Tensor, ...]] = partial(apply_cell, cell)
+    needs_graph = where is not None
     if runs_by_units(cell):
-        advance, x = cell.advance, cell.fed(x)
+        with torch.enable_grad() if needs_graph else nullcontext():
+            fed = cell.fed(x)
+        advance, x = cell.advance, fed.detach() if needs_graph else fed
     if where is not None:
         advance = partial(recorded_step, advance, where)
     steps: list[tuple[Tensor, ...]] = []
-    for fed in x:
-        parts = advance(fed, parts)
+    for each in x:
+        parts = _with_graph(advance, each, parts) if needs_graph and not steps else advance(each, parts)
         steps.append(tuple(parts))
     return steps
+
+
+def _with_graph(
+    advance: Callable[[Tensor, Sequence[Tensor]], tuple[Tensor, ...]], x: Tensor, parts: Sequence[Tensor]
+) -> tuple[Tensor, ...]:
+    """Run a step with a graph: what a cell computes once a sequence, such as its weights, needs it in later steps."""
+    with torch.enable_grad():
+        leaves = [part.detach().requires_grad_(part.is_floating_point() or part.is_complex()) for part in parts]
+        # Views, since a cell may change no leaf in place.
+        after = advance(x.detach().requires_grad_(x.requires_grad), [leaf.view_as(leaf) for leaf in leaves])
+    return tuple(part.detach() for part in after)
 
 
 def runs_by_units(cell: nn.Module) -> TypeGuard[ElementwiseCell]:

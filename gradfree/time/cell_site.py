@@ -222,11 +222,6 @@ class _UnrollFunction(torch.autograd.Function):
         before = _marks(given)
         at = recorder.attachment
         first = [part[None] for part in rest[:parts]]
-        # One that differs in the backward pass may give equal states. The first step has a graph before the loop runs
-        # without one: what a cell computes once a sequence, such as its weights, needs it in the backward pass.
-        wanted = ctx.needs_input_grad[4 + parts :]
-        step = CellLayerChain(cell, x[:1], first, rest[:parts], rest[parts:], wanted, at.memory, recorder.where)
-        ctx.operations = step.operations
         recurrence = Recurrence(x, first, rest[parts:], None, cell, memory=at.memory, paths=[at.path])
         with cell_errors(recorder.where):
             out, finals, others, ctx.passes = run(at.engine, recurrence)
@@ -234,6 +229,12 @@ class _UnrollFunction(torch.autograd.Function):
             # Older versions of torch keep casts of weights, here without a graph, for passes that need one:
             # https://github.com/pytorch/pytorch/issues/158232
             torch.clear_autocast_cache()
+        # The last step runs once more for its graph: one that differs in the backward pass may give equal states.
+        last = [torch.cat([h, s[-2:-1]])[-1:] for h, s in zip(first, (out, *others), strict=True)]
+        wanted = ctx.needs_input_grad[4 + parts :]
+        ends = [final[0] for final in finals]
+        chain = CellLayerChain(cell, x[-1:], last, ends, rest[parts:], wanted, at.memory, recorder.where)
+        ctx.operations = chain.operations
         if _marks([x, *rest, *cell.buffers()]) != before:
             raise CHANGED_STATE.error(path=recorder.where)
         # Not saved by autograd: saved-tensor hooks may return other tensors, but the cell runs again with its own

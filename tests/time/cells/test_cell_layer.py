@@ -95,6 +95,23 @@ def test_a_weight_that_is_computed_once_a_sequence_has_its_gradient(name, option
             assert off_by(gradients(), expected) < 1e-10
 
 
+class Skipping(Normed):
+    """Leaves out the product with a state of zeros."""
+
+    def forward(self, x, state):
+        return torch.tanh(self.read(x) + self.recur(state)) if state.any() else torch.tanh(self.read(x))
+
+
+def test_a_step_may_leave_out_what_is_zero_at_first():
+    layer, x = CellLayer(Skipping()), torch.randn(9, 2, 3)
+    layer.cell.recur.bias.data.zero_()
+    layer.cell.recur.bias.requires_grad_(False)
+    trained = [p for p in layer.parameters() if p.requires_grad]
+    expected = torch.autograd.grad(layer(x)[0].square().sum(), trained)
+    with gradfree.create_engine("deeppcr").attach(layer):
+        assert off_by(torch.autograd.grad(layer(x)[0].square().sum(), trained), expected) < 1e-10
+
+
 def backprop(task):
     return gradfree.create_engine("backprop").attach(task.layer)
 

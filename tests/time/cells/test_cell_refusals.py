@@ -14,6 +14,7 @@ from torch import nn
 
 import gradfree
 from gradfree import CellLayer
+from gradfree.models.para_rnn import ParaGRUCell
 
 LINEARISING = ("fixed_point", "truncated", "deeppcr")
 
@@ -94,6 +95,45 @@ def test_a_cell_that_cannot_be_run_again_is_refused(cell, message):
         assert message in refusal(lambda: layer(x, state)[0].sum().backward())
 
 
+class Beginning(Leaky):
+    """Its first step is another one; set ``steps`` to 0 before a sequence."""
+
+    steps = 0
+
+    def forward(self, x, state):
+        self.steps += 1
+        return super().forward(x, state) * (2.0 if self.steps == 1 else 0.5)
+
+
+class BeginningByUnits(ParaGRUCell):
+    steps = 0
+
+    def advance(self, fed, state):
+        self.steps += 1
+        return tuple(part * (2.0 if self.steps == 1 else 0.5) for part in super().advance(fed, state))
+
+
+@pytest.mark.parametrize(
+    ("make", "name", "options"),
+    [
+        *((Beginning, name, {}) for name in ("fixed_point", "dsf", "truncated", "deeppcr", "rtrl")),
+        (lambda: BeginningByUnits(INPUT, HIDDEN, None), "fixed_point", {}),
+        (lambda: BeginningByUnits(INPUT, HIDDEN, None), "newton", {"max_sweeps": 9}),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:.*hides the gate")
+def test_a_cell_whose_first_step_is_another_one_is_refused(make, name, options):
+    """No run of the cell may take the first step before the loop does."""
+    layer, x = CellLayer(make()), torch.randn(7, 2, INPUT)
+    expected = layer(x)[0]
+    layer.cell.steps = 0
+    with gradfree.create_engine(name, **options).attach(layer):
+        if name != "newton":
+            assert torch.equal(layer(x)[0], expected)
+            layer.cell.steps = 0
+        assert OTHER_STATES in refusal(lambda: layer(x)[0].sum().backward())
+
+
 class Attending(Leaky):
     """Its context has a row for each sequence."""
 
@@ -109,7 +149,7 @@ def test_a_cell_that_raises_on_all_steps_is_refused_by_name():
     layer = CellLayer(Attending())
     with gradfree.create_engine("fixed_point").attach(layer):
         loss = layer(torch.randn(5, 3, INPUT))[0].sum()
-        assert "cell raises an error when it runs on all steps as one batch" in refusal(loss.backward)
+        assert refusal(loss.backward).startswith("cell raises an error (Expected size for first two dimensions")
 
 
 @pytest.mark.parametrize("name", ["backprop", "shooting", "truncated"])
