@@ -35,8 +35,8 @@ class Shooting(ToleranceEngine):
         tolerance: the largest mismatch at a border, relative to the largest state or cotangent, masks left out.
             ``None``: 1e-12 in float64, 1e-5 in float32, and for other dtypes the finest tolerance that they
             allow. Where products round their factors (TF32, autocast), at least 8 times that rounding error.
-        burn: the number of burn-in steps: a border's first guess is computed from zero over so many steps. "auto": as
-            many as the last passes needed.
+        burn: the number of burn-in steps: a border's first guess is computed over so many steps, from zero or, of
+            ``scan``, from the initial carry. "auto": as many as the last passes needed.
         corrector: of torch's layers. "gate": a change at a border is passed on to the later borders, times the product
             of the gates over each segment. ``None``: no corrector.
         max_sweeps: the most sweeps, up to C - 1, which are exact. ``None``: as long as they are expected to be faster

@@ -229,7 +229,7 @@ def _with_graph(
 ) -> tuple[Tensor, ...]:
     """Run a step with a graph: what a cell computes once a sequence, such as its weights, needs it in later steps."""
     with torch.enable_grad():
-        leaves = [part.detach().requires_grad_(part.is_floating_point() or part.is_complex()) for part in parts]
+        leaves = [part.detach().requires_grad_() for part in parts]
         # Views, since a cell may change no leaf in place.
         after = advance(x.detach().requires_grad_(x.requires_grad), [leaf.view_as(leaf) for leaf in leaves])
     return tuple(part.detach() for part in after)
